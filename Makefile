@@ -1,0 +1,59 @@
+# Two commands on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+UV := .uv/bin/uv
+RUN := .venv/bin
+DEV := .venv-dev/bin
+PYTEST := $(DEV)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check soak lint format lock venv venv-dev clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(UV): bootstrap.lock
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target .uv --require-hashes -r bootstrap.lock
+	@touch $@
+
+.venv/.ready: requirements.lock pyproject.toml $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv
+	VIRTUAL_ENV=.venv $(UV) pip sync --quiet --require-hashes requirements.lock
+	VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-dev/.ready: requirements-dev.lock pyproject.toml $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-dev
+	VIRTUAL_ENV=.venv-dev $(UV) pip sync --quiet --require-hashes requirements-dev.lock
+	VIRTUAL_ENV=.venv-dev $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+venv: .venv/.ready ## install what a user runs, from hashes
+venv-dev: .venv-dev/.ready ## install what the tests need, from hashes
+
+demo: .venv/.ready ## a year of New York departures, counted privately, with a picture
+	$(RUN)/evertally demo
+
+test: .venv-dev/.ready lint ## everything this machine can run
+	$(PYTEST) -m "not soak"
+
+check: .venv-dev/.ready ## the fast subset while working
+	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults" -n 2
+
+soak: .venv-dev/.ready ## the long runs: fresh keys, full-size faults and load
+	$(PYTEST) -m soak --timeout=7200
+
+lint: .venv-dev/.ready ## ruff and mypy --strict
+	$(DEV)/ruff check .
+	$(DEV)/ruff format --check .
+	$(DEV)/mypy counters/evertally accountants/evertally pipelines/evertally tests
+
+format: .venv-dev/.ready ## rewrite to the house's format
+	$(DEV)/ruff check --fix --quiet . || true
+	$(DEV)/ruff format .
+
+lock: $(UV) ## resolve the locks again
+	$(UV) pip compile pyproject.toml requirements-build.in --extra plots --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements.lock --python-version 3.11
+	$(UV) pip compile pyproject.toml requirements-build.in --extra dev --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-dev.lock --python-version 3.11
+
+clean: ## remove what the targets made
+	rm -rf .venv .venv-dev .uv .mypy_cache .ruff_cache .pytest_cache evertally-demo
