@@ -1,0 +1,47 @@
+"""Canonical JSON: one text for one value, so that digests and idempotency keys bind to content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from evertally.errors import InvalidParameter
+
+__all__ = ["canonical_json", "name"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
+_DEPTH: Final = 16
+
+
+def canonical_json(field: str, value: object) -> str:
+    """Sorted keys, no spaces, ASCII. Raises InvalidParameter for floats: write them as decimal text.
+
+    >>> canonical_json("descriptor", {"b": [1, "x"], "a": None})
+    '{"a":null,"b":[1,"x"]}'
+    """
+    return json.dumps(_plain(field, value, 0), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def name(field: str, value: object) -> str:
+    """A name of 1 to 128 characters from letters, digits and ._:/- that starts with a letter or digit."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        got = value[:64] if isinstance(value, str) else value
+        raise InvalidParameter(field, got, "1 to 128 letters, digits or ._:/-, a letter or digit first")
+    return value
+
+
+def _plain(field: str, value: object, depth: int) -> object:
+    if depth > _DEPTH:
+        raise InvalidParameter(field, "a deeper nesting", f"at most {_DEPTH} levels")
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidParameter(field, key, "text as a key")
+        return {key: _plain(f"{field}.{key}", item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]
+    raise InvalidParameter(field, value, "text, integers, booleans, null, lists and objects (no floats)")

@@ -1,0 +1,107 @@
+"""A training run as one ledger line: the whole planned run, from the accountants, before its first step."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Final
+
+from evertally.accountants.budget.amounts import Amount, decimal_text, exact
+from evertally.accountants.budget.canonical import canonical_json
+from evertally.accountants.budget.loss import Loss
+from evertally.accountants.budget.scopes import Scope
+from evertally.errors import InvalidParameter
+
+__all__ = ["TrainingLine"]
+
+_STRATEGIES: Final = (
+    "Identity",
+    "BandedSquareRoot",
+    "BandedInverseSquareRoot",
+    "BandMF",
+    "BandedInverseMF",
+    "BLT",
+)
+_PARTICIPATIONS: Final = ("BallsInBins", "EachEpochOnce", "CyclicPoisson", "Poisson")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLine:
+    """A matrix-mechanism training run under its participation scheme.
+
+    In a renyi scope the line costs the larger of a valid remove and a valid add bound at the scope's
+    order. With `own_delta` it enters through the sub-budget instead, with the accountant's best epsilon
+    at that delta. Parameters that are not integers are decimal text.
+
+    Attributes:
+        strategy: {"kind": "BandedSquareRoot", "bands": 4}, the public names of `evertally.accountants`.
+        participation: {"kind": "BallsInBins", "batches": 100, "epochs": 10}.
+        noise_multiplier: noise standard deviation over the clip norm.
+        own_delta: "" for the Renyi value; else the delta the line enters with.
+    """
+
+    strategy: Mapping[str, object] | str
+    participation: Mapping[str, object] | str
+    noise_multiplier: Amount
+    own_delta: Amount = ""
+    kind: ClassVar[str] = "training"
+
+    def __post_init__(self) -> None:
+        for field, kinds in (("strategy", _STRATEGIES), ("participation", _PARTICIPATIONS)):
+            value = getattr(self, field)
+            described = json.loads(value) if isinstance(value, str) else value
+            if not isinstance(described, Mapping) or described.get("kind") not in kinds:
+                raise InvalidParameter(f"line.{field}", type(value).__name__, "a kind: " + ", ".join(kinds))
+            object.__setattr__(self, field, canonical_json(f"line.{field}", described))
+        text = decimal_text("line.noise_multiplier", self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", text)
+        if self.own_delta != "":
+            object.__setattr__(self, "own_delta", decimal_text("line.own_delta", self.own_delta))
+
+    def to_json(self) -> dict[str, object]:
+        """Public parameters without floats, with the kind."""
+        return {
+            "kind": self.kind,
+            "strategy": json.loads(str(self.strategy)),
+            "participation": json.loads(str(self.participation)),
+            "noise_multiplier": self.noise_multiplier,
+            "own_delta": self.own_delta,
+        }
+
+    def loss(self, scope: Scope) -> Loss:
+        """The run's loss, whatever is seen of it on the way."""
+        accountants = importlib.import_module("evertally.accountants")
+        strategy = _described(accountants, "line.strategy", str(self.strategy))
+        participation = _described(accountants, "line.participation", str(self.participation))
+        # towards less noise: a larger loss
+        sigma = float(exact("line.noise_multiplier", self.noise_multiplier)) * (1.0 - 2.0**-52)
+        if self.own_delta != "":
+            delta = exact("line.own_delta", self.own_delta)
+            bound = accountants.account(strategy, participation, sigma).epsilon(
+                delta=float(delta) * (1.0 - 2.0**-52)
+            )
+            return Loss(epsilon=Fraction(bound.value), delta=delta)
+        if scope.renyi_order is None:
+            return Loss(renyi=0.0)  # refused by the gaussian filter whatever its value is
+        bound = accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order)
+        return Loss(renyi=float(getattr(bound, "value", bound)))
+
+
+def _described(accountants: Any, field: str, text: str) -> object:
+    values: dict[str, object] = json.loads(text)
+    build = getattr(accountants, str(values.pop("kind")))
+    try:
+        return build(**{key: _number(field, value) for key, value in values.items()})
+    except TypeError:
+        raise InvalidParameter(field, "other fields", "the parameters of this kind") from None
+
+
+def _number(field: str, value: object) -> object:
+    if isinstance(value, str):
+        return float(exact(field, value))
+    if isinstance(value, list):
+        return tuple(_number(field, item) for item in value)
+    return value
