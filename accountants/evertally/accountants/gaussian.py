@@ -34,7 +34,10 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     >>> round(gaussian_delta(1.0, 1.0), 12)
     0.126936737507
     """
-    return math.exp(min(0.0, _log_delta(real("epsilon", epsilon, low=0.0), positive_real("mu", mu)))) or _SMALLEST
+    return (
+        math.exp(min(0.0, _log_delta(real("epsilon", epsilon, low=0.0), positive_real("mu", mu))))
+        or _SMALLEST
+    )
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
