@@ -1,0 +1,146 @@
+"""CSV input: a header line, then one event a line. Quoted fields may not contain line breaks.
+
+A record is a line: a quote that is never closed costs its own line and no other one.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from evertally.errors import InvalidParameter
+from evertally.pipelines.dead_letters import Reason
+from evertally.pipelines.events import RawBatch, Refusal
+from evertally.pipelines.local.lines import MAX_LINE_BYTES, LineBlock, LineReader
+
+__all__ = ["CsvSource", "FieldNames"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Which fields of a record an event is made of; None where the stream does not use one."""
+
+    timestamp: str
+    key: str
+    value: str | None = None
+    unit: str | None = None
+
+
+class CsvSource:
+    """Reads events from CSV (RFC 4180, UTF-8, comma)."""
+
+    def __init__(self, reader: LineReader, fields: FieldNames) -> None:
+        self._reader = reader
+        self._fields = fields
+
+    def position(self) -> bytes:
+        """Digest of the input read so far."""
+        return self._reader.digest()
+
+    def batches(self) -> Iterator[RawBatch]:
+        """The records after the header. Raises InvalidParameter for an input that cannot be used at all."""
+        columns: _Columns | None = None
+        for block in self._reader.blocks():
+            body = block
+            if columns is None:
+                columns = _Columns.of_header(block.lines[0], self._fields)
+                body = LineBlock(2, block.offset(1), block.lines[1:])
+            yield columns.batch(body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Width of a record and the indices of the used columns."""
+
+    width: int
+    timestamp: int
+    key: int
+    value: int | None
+    unit: int | None
+
+    @classmethod
+    def of_header(cls, line: bytes, fields: FieldNames) -> _Columns:
+        try:
+            names = _record(line.removeprefix(b"\xef\xbb\xbf").decode())
+        except (UnicodeDecodeError, csv.Error):
+            raise InvalidParameter("source.path", "a first line that is no CSV header", "UTF-8 CSV") from None
+        return cls(
+            len(names),
+            _index(names, "timestamp", fields.timestamp),
+            _index(names, "key", fields.key),
+            None if fields.value is None else _index(names, "value", fields.value),
+            None if fields.unit is None else _index(names, "unit", fields.unit),
+        )
+
+    def batch(self, block: LineBlock) -> RawBatch:
+        rows = _whole_block(block.lines, self.width)
+        numbers: Sequence[int] = range(len(block.lines))
+        refused: list[Refusal] = []
+        if rows is None:
+            rows, numbers, refused = self._line_by_line(block)
+
+        def position(row: int) -> tuple[int, int]:
+            return block.first_line + numbers[row], block.offset(numbers[row])
+
+        return RawBatch(
+            list(map(itemgetter(self.timestamp), rows)),
+            list(map(itemgetter(self.key), rows)),
+            None if self.value is None else list(map(itemgetter(self.value), rows)),
+            None if self.unit is None else list(map(itemgetter(self.unit), rows)),
+            position,
+            refused,
+        )
+
+    def _line_by_line(self, block: LineBlock) -> tuple[list[list[str]], list[int], list[Refusal]]:
+        """The meaning of a block: each line on its own. `_whole_block` is only a faster way there."""
+        rows: list[list[str]] = []
+        numbers: list[int] = []
+        refused: list[Refusal] = []
+        for number, line in enumerate(block.lines):
+            record = _record_or_reason(line, self.width)
+            if isinstance(record, list):
+                if record:
+                    rows.append(record)
+                    numbers.append(number)
+            else:
+                refused.append((block.first_line + number, block.offset(number), record))
+        return rows, numbers, refused
+
+
+def _whole_block(lines: list[bytes], width: int) -> list[list[str]] | None:
+    """All records at once, where every line is exactly one good record; None where any is not."""
+    try:
+        if len(max(lines, key=len, default=b"")) > MAX_LINE_BYTES:
+            return None
+        rows = list(csv.reader(b"\n".join(lines).decode().split("\n"), strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return None
+    # as many records as lines: no quote reached over a line's end
+    return rows if len(rows) == len(lines) and set(map(len, rows)) == {width} else None
+
+
+def _record_or_reason(line: bytes, width: int) -> list[str] | Reason:
+    if len(line) > MAX_LINE_BYTES:
+        return Reason.LINE_TOO_LONG
+    try:
+        record = _record(line.decode())
+    except UnicodeDecodeError:
+        return Reason.NOT_UTF8
+    except csv.Error:
+        return Reason.MALFORMED
+    return record if len(record) in (0, width) else Reason.WRONG_COLUMN_COUNT
+
+
+def _record(text: str) -> list[str]:
+    """One line's fields; none for a blank line."""
+    return next(csv.reader([text], strict=True), [])
+
+
+def _index(names: list[str], role: str, name: str) -> int:
+    if names.count(name) != 1:
+        known = ", ".join(names[:20])
+        expected = "a column that stands once in the header" if name in names else f"one of the columns {known}"
+        raise InvalidParameter(f"source.{role}", name, expected)
+    return names.index(name)

@@ -1,0 +1,195 @@
+"""The public records of a stream: one header line, then one line a (key, tick). JSON lines, UTF-8.
+
+Everything in a record is public: the released integer, its standard error, the end of its tick and
+the stream's public parameters. The schema is `schemas/release.schema.json`, shipped with the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.ticks import format_ms, parse_ms
+
+__all__ = ["RELEASE_SCHEMA", "STREAM_SCHEMA", "Release", "StreamHeader", "encode_stderr", "read_releases"]
+
+STREAM_SCHEMA: Final = "evertally.stream/1"
+RELEASE_SCHEMA: Final = "evertally.release/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """First line of a releases file: what the numbers below it mean, and what they guarantee.
+
+    Attributes:
+        stream: name of the stream.
+        incarnation: which charge of that name this is; 1 for the first.
+        keys: declared keys, in the order of their stable index.
+        start_ms: start of tick 1, epoch milliseconds.
+        tick_ms: length of a tick, milliseconds.
+        mechanism: mechanism id, for example "rational:W32".
+        unit: privacy unit in words: "event", or the name of the unit's field.
+        adjacency: which data sets are neighbours.
+        mu: Gaussian privacy parameter of the whole stream, all ticks together.
+        epsilon: epsilon at `delta`.
+        delta: delta.
+        sigma: standard deviation of one noise draw.
+        clip: largest contribution of one event, in value units.
+        lower: smallest contribution of one event: 0 or -clip.
+        participations: at most so many ticks count a unit; 1 at event level.
+        min_separation: a unit's counted ticks are at least so many ticks apart.
+        per_tick: a unit contributes at most so many events in one tick.
+        slack_horizon: last tick the stated guarantee covers, the rounding of releases included.
+    """
+
+    stream: str
+    incarnation: int
+    keys: tuple[str, ...]
+    start_ms: int
+    tick_ms: int
+    mechanism: str
+    unit: str
+    adjacency: str
+    mu: float
+    epsilon: float
+    delta: float
+    sigma: float
+    clip: int
+    lower: int
+    participations: int
+    min_separation: int
+    per_tick: int
+    slack_horizon: int
+
+    def encode(self) -> bytes:
+        """The header as one JSON line."""
+        fields = {
+            "schema": STREAM_SCHEMA,
+            "stream": self.stream,
+            "incarnation": self.incarnation,
+            "keys": list(self.keys),
+            "start": format_ms(self.start_ms),
+            "tick_ms": self.tick_ms,
+            "mechanism": self.mechanism,
+            "unit": self.unit,
+            "adjacency": self.adjacency,
+            "mu": self.mu,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sigma": self.sigma,
+            "clip": self.clip,
+            "lower": self.lower,
+            "participations": self.participations,
+            "min_separation": self.min_separation,
+            "per_tick": self.per_tick,
+            "slack_horizon": self.slack_horizon,
+        }
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> StreamHeader:
+        """Read a header line back. Raises InvalidParameter where it is not one."""
+        fields = _object(line, STREAM_SCHEMA)
+        try:
+            names = [name for name in cls.__slots__ if name not in ("keys", "start_ms")]
+            return cls(
+                keys=tuple(fields["keys"]),
+                start_ms=parse_ms(fields["start"]),
+                **{name: fields[name] for name in names},
+            )
+        except (KeyError, TypeError, ValueError):
+            raise InvalidParameter("releases", "a header with missing fields", STREAM_SCHEMA) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One public value: the noisy total of `key` at the end of tick `t`."""
+
+    stream: str
+    key: str
+    incarnation: int
+    t: int
+    tick_end_ms: int
+    value: int
+    stderr: float
+    mechanism: str
+
+    def encode(self) -> bytes:
+        """The release as one JSON line; the same release gives the same bytes on every machine.
+
+        >>> Release("s", "UA", 1, 1, 3_600_000, 7, 20.5, "rational:W32").encode()[-47:]
+        b'"value":7,"stderr":20.5,"mechanism":"rational:W32"}\\n'[-47:]
+        """
+        return (
+            f'{{"schema":"{RELEASE_SCHEMA}","stream":{_text(self.stream)},"key":{_text(self.key)},'
+            f'"incarnation":{self.incarnation},"t":{self.t},"tick_end":"{format_ms(self.tick_end_ms)}",'
+            f'"value":{self.value},"stderr":{encode_stderr(self.stderr)},"mechanism":{_text(self.mechanism)}}}\n'
+        ).encode()
+
+    @classmethod
+    def decode(cls, line: bytes) -> Release:
+        """Read a release line back. Raises InvalidParameter where it is not one."""
+        fields = _object(line, RELEASE_SCHEMA)
+        try:
+            return cls(
+                stream=fields["stream"],
+                key=fields["key"],
+                incarnation=fields["incarnation"],
+                t=fields["t"],
+                tick_end_ms=parse_ms(fields["tick_end"]),
+                value=fields["value"],
+                stderr=float(fields["stderr"]),
+                mechanism=fields["mechanism"],
+            )
+        except (KeyError, TypeError, ValueError):
+            raise InvalidParameter("releases", "a line with missing fields", RELEASE_SCHEMA) from None
+
+
+def encode_stderr(stderr: float) -> str:
+    """A standard error to six significant digits, as a JSON number."""
+    return f"{stderr:.6g}"
+
+
+def read_releases(path: Path) -> tuple[StreamHeader, Iterator[Release]]:
+    """The header of a releases file and an iterator over its releases, in file order.
+
+    Raises:
+        InvalidParameter: the file is not there, or is not a releases file.
+        IntegrityError: a later line is torn or of another schema (raised while iterating).
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError as error:
+        raise InvalidParameter("releases", str(path), f"a readable file ({error.strerror})") from None
+    return StreamHeader.decode(first), _releases(path)
+
+
+def _releases(path: Path) -> Iterator[Release]:
+    with path.open("rb") as file:
+        file.readline()
+        for number, line in enumerate(file, start=2):
+            try:
+                yield Release.decode(line)
+            except InvalidParameter as error:
+                raise IntegrityError(f"{path}, line {number}: {error}") from None
+
+
+def _object(line: bytes, schema: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or fields.get("schema") != schema:
+        raise InvalidParameter("releases", "a line of another form", f"a JSON object of schema {schema}")
+    return fields
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,94 @@
+"""Sinks: where released rows go. A sink sees bytes of the ledger's outbox only, never data.
+
+A sink may be killed at any point. What it holds up to a mark is durable; what lies behind the mark
+is discarded at the next start and written again from the ledger, byte for byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+
+__all__ = ["FileSink", "Sink"]
+
+
+class Sink(Protocol):
+    """A place for released rows that can say how far it is durable."""
+
+    def rewind(self, mark: int) -> None:
+        """Discard everything behind `mark`, a value that `append` returned (0 at the beginning).
+
+        Raises IntegrityError where the sink holds less than `mark` says.
+        """
+        ...
+
+    def append(self, rows: Iterable[bytes]) -> int:
+        """Write rows durably and return the new mark. Raises StorageFull where that fails."""
+        ...
+
+
+class FileSink:
+    """A file of JSON lines, mode 0644: a header line, then releases. Its mark is its length in bytes."""
+
+    def __init__(self, path: Path, header: bytes) -> None:
+        self._path = path
+        self._header = header
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise InvalidParameter("output.releases", str(path), "a regular file, which can be cut and appended")
+            self._file = os.fdopen(descriptor, "r+b")
+        except OSError as error:
+            raise InvalidParameter("output.releases", str(path), f"a writable file ({error.strerror})") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def rewind(self, mark: int) -> None:
+        """Cut the file to `mark` bytes; a file that is shorter, or is not this stream's, is refused."""
+        size = self._file.seek(0, os.SEEK_END)
+        if size < mark:
+            raise IntegrityError(f"{self._path} is {size} bytes long, the ledger has published {mark}")
+        self._file.seek(0)
+        if mark and self._file.read(len(self._header)) != self._header:
+            raise IntegrityError(f"{self._path} does not begin with the header of this stream")
+        if mark == 0 and size and not self._begins_like_ours(size):
+            raise InvalidParameter("output.releases", str(self._path), "a new file, or this stream's own")
+        self._file.truncate(mark)
+        self._file.seek(mark)
+
+    def append(self, rows: Iterable[bytes]) -> int:
+        """Write rows (before the first: the header), fsync, and return the length of the file."""
+        try:
+            if self._file.tell() == 0:
+                self._file.write(self._header)
+            self._file.writelines(rows)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "EIO")
+            raise StorageFull(f"{self._path}: a release could not be written ({name})") from None
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file; what was appended is durable already."""
+        self._file.close()
+
+    def _begins_like_ours(self, size: int) -> bool:
+        """Whether an unmarked file holds a beginning of this stream's header or more: a run killed early."""
+        self._file.seek(0)
+        head = self._file.read(len(self._header))
+        return head == self._header[: min(size, len(self._header))]

@@ -1,0 +1,79 @@
+"""Ticks: fixed lengths of UTC time, numbered from 1. A tick is public; which events fall into it is not."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from dataclasses import dataclass
+
+from evertally.errors import InvalidParameter
+from evertally.validation import integer, positive_integer
+
+__all__ = ["TickGrid", "format_ms", "parse_ms"]
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_LAST_MS = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last time RFC 3339 can write
+
+
+@dataclass(frozen=True, slots=True)
+class TickGrid:
+    """Ticks of `tick_ms` milliseconds: tick t covers [start + (t-1) tick, start + t tick).
+
+    Attributes:
+        start_ms: start of tick 1, epoch milliseconds.
+        tick_ms: length of a tick in milliseconds; daylight saving never changes it.
+        ticks: number of ticks, which fixes the end.
+
+    >>> grid = TickGrid.between(0, 7_200_000, 3_600_000)
+    >>> grid.ticks, grid.end_ms(1)
+    (2, 3600000)
+    """
+
+    start_ms: int
+    tick_ms: int
+    ticks: int
+
+    def __post_init__(self) -> None:
+        integer("start_ms", self.start_ms, low=-_LAST_MS, high=_LAST_MS)
+        positive_integer("tick_ms", self.tick_ms)
+        positive_integer("ticks", self.ticks)
+
+    @classmethod
+    def between(cls, start_ms: int, end_ms: int, tick_ms: int) -> TickGrid:
+        """The ticks of [start, end). Raises InvalidParameter unless it is a whole number of ticks."""
+        length = end_ms - start_ms
+        if length <= 0 or length % tick_ms:
+            raise InvalidParameter(
+                "end", format_ms(end_ms), f"start plus a whole number (> 0) of ticks of {tick_ms / 1000:g} s"
+            )
+        return cls(start_ms, tick_ms, length // tick_ms)
+
+    def end_ms(self, t: int) -> int:
+        """End of tick t, epoch milliseconds."""
+        return self.start_ms + t * self.tick_ms
+
+    @property
+    def last_ms(self) -> int:
+        """End of the last tick, epoch milliseconds; no event at or after it is counted."""
+        return self.end_ms(self.ticks)
+
+
+@functools.lru_cache(maxsize=4096)
+def format_ms(ms: int) -> str:
+    """Epoch milliseconds as RFC 3339 in UTC, with a fraction only where there is one.
+
+    >>> format_ms(1357016400000)
+    '2013-01-01T05:00:00Z'
+    """
+    moment = _EPOCH + datetime.timedelta(milliseconds=ms)
+    text = moment.replace(tzinfo=None, microsecond=0).isoformat()
+    return f"{text}.{ms % 1000:03d}Z" if ms % 1000 else f"{text}Z"
+
+
+def parse_ms(text: str) -> int:
+    """The inverse of `format_ms`. Raises ValueError for any other form."""
+    moment = datetime.datetime.fromisoformat(text)
+    ms = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
+    if format_ms(ms) != text:
+        raise ValueError("not a time written by format_ms")
+    return ms
