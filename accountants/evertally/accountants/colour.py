@@ -1,0 +1,167 @@
+"""The colour bound: random allocation of any strategy, split into classes of bins that hardly overlap.
+
+Colour the bins by their residue modulo p. The first law of the pair is the average of one law a class, so
+by joint convexity its hockey-stick is at most the average of those of the classes. Inside a class of n
+bins the Gram matrix lies below (g - tau) I + tau 11^T, with g the largest diagonal and tau the largest other
+entry, wrap included; by Kahane's inequality the class loses at most what random allocation of n bins at
+variance (g - tau)/sigma^2, composed with one Gaussian of mu = sqrt(tau)/sigma, loses. Dense strategies are
+welcome, both directions hold, and the cost does not depend on rows, epochs or delta.
+
+Reference: docs/proofs/colour.md, docs/proofs/kahane.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from evertally.accountants.gaussian import gaussian_epsilon
+from evertally.accountants.gram import Gram
+from evertally.accountants.random_allocation import CELLS, DIRECTIONS, RandomAllocationPLD
+from evertally.validation import integer, one_of, positive_real, probability, real
+
+__all__ = ["ColourPLD", "candidates", "delta", "epsilon"]
+
+_SCREEN_CELLS = 96
+_SMALL_COLOURS = 32
+_GROUPS_MAX = 4
+
+
+def delta(
+    gram: Gram, sigma: float, epsilon: float, direction: str, p: int | None = None, cells: int = CELLS
+) -> float:
+    """Upper bound on delta at `epsilon`; the smallest over the numbers of colours p unless p is given.
+
+    Raises:
+        InvalidParameter: an argument is out of range.
+    """
+    real("epsilon", epsilon, low=0.0)
+    if p is not None:
+        return ColourPLD(gram, sigma, direction, p, cells).delta(epsilon)
+    screened = [
+        (ColourPLD(gram, sigma, direction, q, _SCREEN_CELLS).delta(epsilon), q) for q in candidates(gram)
+    ]
+    coarse, best = min(screened)
+    return min(coarse, ColourPLD(gram, sigma, direction, best, cells).delta(epsilon))
+
+
+def epsilon(
+    gram: Gram, sigma: float, delta: float, direction: str, p: int | None = None, cells: int = CELLS
+) -> float:
+    """Upper bound on the epsilon at `delta`; the smallest over the numbers of colours p unless p is given."""
+    probability("delta", delta)
+    if p is not None:
+        return ColourPLD(gram, sigma, direction, p, cells).epsilon(delta)
+    screened = [
+        (ColourPLD(gram, sigma, direction, q, _SCREEN_CELLS).epsilon(delta), q) for q in candidates(gram)
+    ]
+    coarse, best = min(screened)
+    return min(coarse, ColourPLD(gram, sigma, direction, best, cells).epsilon(delta))
+
+
+@lru_cache(maxsize=32)
+def candidates(gram: Gram) -> tuple[int, ...]:
+    """Numbers of colours worth trying: the divisors of b and the small ones, each with a smaller overlap
+    than every smaller number of colours (more colours at the same overlap only lose)."""
+    b = gram.batches
+    divisors = {d for q in range(1, math.isqrt(b) + 1) if b % q == 0 for d in (q, b // q)}
+    kept: list[int] = []
+    least = math.inf
+    for colours in sorted(divisors | set(range(1, min(b, _SMALL_COLOURS) + 1))):
+        overlap = max(tau for _, _, tau in _classes(gram, colours))
+        if overlap < least * (1.0 - 1e-3) or not kept:
+            kept.append(colours)
+            least = overlap
+        if least == 0.0:
+            break
+    return tuple(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class ColourPLD:
+    """The colour bound at one noise level and one number of colours.
+
+    Guarantees:
+        - `delta` and `epsilon` are upper bounds for every strategy with this Gram matrix.
+
+    Attributes:
+        gram: the Gram matrix of the strategy.
+        sigma: noise standard deviation over the clip norm.
+        direction: "remove" or "add".
+        colours: p, in 1 .. b; it need not divide b.
+        cells: grid points of each law.
+    """
+
+    gram: Gram
+    sigma: float
+    direction: str
+    colours: int
+    cells: int = CELLS
+    _parts: tuple[tuple[float, RandomAllocationPLD], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        positive_real("sigma", self.sigma)
+        one_of("direction", self.direction, DIRECTIONS)
+        integer("colours", self.colours, low=1, high=self.gram.batches)
+        parts = []
+        for count, (size, top, overlap) in _grouped(_classes(self.gram, self.colours)):
+            # at least a rounding's worth stays apart, so that (g - tau) + tau is not below g
+            apart = max(top - overlap, top * 2.0**-50)
+            part = RandomAllocationPLD(
+                size,
+                self.sigma / math.sqrt(apart),
+                self.direction,
+                gaussian_mu=math.sqrt(overlap) / self.sigma,
+                cells=self.cells,
+            )
+            parts.append((count * size / self.gram.batches, part))
+        object.__setattr__(self, "_parts", tuple(parts))
+
+    def delta(self, epsilon: float) -> float:
+        """Upper bound on delta at `epsilon` >= 0."""
+        return min(1.0, sum(weight * part.delta(epsilon) for weight, part in self._parts) * (1.0 + 2.0**-40))
+
+    def epsilon(self, delta: float) -> float:
+        """Upper bound on the epsilon at `delta`."""
+        probability("delta", delta)
+        if len(self._parts) == 1:
+            return self._parts[0][1].epsilon(delta)
+        low, high = 0.0, gaussian_epsilon(delta * (1.0 - 2.0**-30), math.sqrt(self.gram.maximum) / self.sigma)
+        if self.delta(0.0) <= delta:
+            return 0.0
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if high - low <= 1e-13 * high or middle in (low, high):
+                break
+            if self.delta(middle) <= delta:
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+@lru_cache(maxsize=4096)
+def _classes(gram: Gram, colours: int) -> tuple[tuple[int, float, float], ...]:
+    return tuple(gram.classes(colours))
+
+
+def _grouped(
+    classes: tuple[tuple[int, float, float], ...],
+) -> list[tuple[int, tuple[int, float, float]]]:
+    """(count, class) with equal classes merged, and close ones replaced by their entrywise maximum."""
+    groups: list[tuple[int, tuple[int, float, float]]] = []
+    for size in sorted({n for n, _, _ in classes}):
+        same = sorted((top, overlap) for n, top, overlap in classes if n == size)
+        distinct = len(set(same))
+        pieces = (
+            np.array_split(np.arange(len(same)), min(distinct, _GROUPS_MAX))
+            if distinct > 1
+            else [range(len(same))]
+        )
+        for piece in pieces:
+            members = [same[i] for i in piece]
+            groups.append((len(members), (size, max(m[0] for m in members), max(m[1] for m in members))))
+    return groups
