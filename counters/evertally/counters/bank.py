@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from evertally.counters.grid import SLACK_HORIZON, Grid
 from evertally.counters.noise_power import noise_power_track, standard_error_text
 from evertally.counters.snapshot import frame, unframe
 from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
-from evertally.validation import positive_integer
 
 __all__ = ["CounterBank", "TickRelease", "noise_in_counts"]
 
@@ -65,44 +64,57 @@ class CounterBank:
     """Running totals of a fixed list of keys.
 
     Guarantees:
-        - the whole infinite output is `grid.mu`-GDP for the privacy unit of `contribution`, up to the
-          slack horizon, adaptively chosen inputs included (docs/proofs/snapped-mechanism.md).
+        - the whole infinite output is `grid.mu`-GDP for the privacy unit its sensitivity was
+          made for, up to the slack horizon, for adaptively chosen inputs too
+          (docs/proofs/snapped-mechanism.md).
         - restoring a snapshot and going on gives the same releases as never stopping
           (test_bank_restore_anywhere).
     """
 
-    def __init__(
-        self,
+    def __init__(self, factorization: Factorization, grid: Grid, source: NoiseSource) -> None:
+        """Prepare a bank before its first tick.
+
+        Args:
+            factorization: the mechanism, for example Rational.preset("W32").
+            grid: its snapping grid, which fixes sigma and the price.
+            source: draws for every key, for example KeyedNoise(key, indices).
+        """
+        self.factorization: Final = factorization
+        self.grid: Final = grid
+        self._keys: Final = source.keys
+        self._engine: Final = factorization.engine(source)
+        self._power: Final = noise_power_track(factorization)
+        self._totals = [0] * self._keys
+        self._open = [0] * self._keys
+
+    @classmethod
+    def for_mu(
+        cls,
         factorization: Factorization,
         *,
         mu: float,
         source: NoiseSource,
         contribution: Contribution | None = None,
         slack_horizon: int = SLACK_HORIZON,
-    ) -> None:
-        """Prepare a bank before its first tick.
+    ) -> Self:
+        """A bank that spends at most `mu`.
 
         Args:
-            factorization: the mechanism, for example Rational.preset("W32").
-            mu: GDP parameter to stay within, > 0; the grid spends at most this.
-            source: draws for every key, for example KeyedNoise(key, indices).
+            factorization: the mechanism.
+            mu: GDP parameter of the whole stream, > 0.
+            source: draws for every key.
             contribution: what one privacy unit may do; one event of at most 1 by default.
             slack_horizon: ticks whose rounding is paid for in advance; the bank refuses later ones.
         """
-        self.factorization: Final = factorization
-        self.contribution: Final = contribution or Contribution()
-        self.grid: Final = Grid.for_mu(
+        bounds = contribution or Contribution()
+        grid = Grid.for_mu(
             factorization,
             mu,
-            self.contribution.sensitivity(factorization),
-            touched_counters=self.contribution.touched_counters(source.keys),
+            bounds.sensitivity(factorization),
+            touched_counters=bounds.touched_counters(source.keys),
             slack_horizon=slack_horizon,
         )
-        self._keys: Final = source.keys
-        self._engine: Final = factorization.engine(source)
-        self._power: Final = noise_power_track(factorization)
-        self._totals = [0] * self._keys
-        self._open = [0] * self._keys
+        return cls(factorization, grid, source)
 
     @property
     def keys(self) -> int:
@@ -177,13 +189,11 @@ class CounterBank:
         self._totals, self._open = totals[: self._keys], totals[self._keys :]
 
     def _digest(self) -> bytes:
-        text = "\x00".join(
-            (self.factorization.mechanism_id, repr(self.grid), repr(self.contribution), str(self._keys))
-        )
+        text = "\x00".join((self.factorization.mechanism_id, repr(self.grid), str(self._keys)))
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
 
     def _refuse_past_horizon(self, last: int) -> None:
-        if last > positive_integer("slack_horizon", self.grid.slack_horizon):
+        if last > self.grid.slack_horizon:
             raise UnsupportedMechanism(
                 f"tick {last} lies past the horizon {self.grid.slack_horizon} that this stream paid for"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from evertally.counters.bank import CounterBank
 from evertally.counters.contribution import Contribution
@@ -56,13 +56,14 @@ class RunningCounter:
             min_separation: least distance between two of them, in ticks.
             slack_horizon: ticks paid for in advance; later ones are refused.
         """
-        self._bank = CounterBank(
+        self.contribution: Final = Contribution(
+            clip, lower=-clip, participations=participations, min_separation=min_separation
+        )
+        self._bank = CounterBank.for_mu(
             factorization,
             mu=mu,
             source=KeyedNoise(key),
-            contribution=Contribution(
-                clip, lower=-clip, participations=participations, min_separation=min_separation
-            ),
+            contribution=self.contribution,
             slack_horizon=slack_horizon,
         )
 
@@ -82,7 +83,7 @@ class RunningCounter:
 
     def contribute(self, value: int) -> None:
         """Add one unit's value, clipped into [-clip, clip]."""
-        self._bank.add(0, self._bank.contribution.clip_value(value))
+        self._bank.add(0, self.contribution.clip_value(value))
 
     def close_tick(self) -> Release:
         """Close the open tick and release the noisy running total."""

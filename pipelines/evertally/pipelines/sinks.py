@@ -15,12 +15,22 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.pipelines.releases import Release
 
 __all__ = ["FileSink", "Sink"]
+
+_TAIL_BYTES = 1 << 17
 
 
 class Sink(Protocol):
     """A place for released rows that can say how far it is durable."""
+
+    def last_tick(self) -> int:
+        """Tick of the last whole release the sink holds, 0 where it holds none.
+
+        A ledger whose head lies behind it was rolled back: the releaser refuses to go on.
+        """
+        ...
 
     def rewind(self, mark: int) -> None:
         """Discard everything behind `mark`, a value that `append` returned (0 at the beginning).
@@ -44,10 +54,14 @@ class FileSink:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise InvalidParameter("output.releases", str(path), "a regular file, which can be cut and appended")
+                raise InvalidParameter(
+                    "output.releases", str(path), "a regular file, which can be cut and appended"
+                )
             self._file = os.fdopen(descriptor, "r+b")
         except OSError as error:
-            raise InvalidParameter("output.releases", str(path), f"a writable file ({error.strerror})") from None
+            raise InvalidParameter(
+                "output.releases", str(path), f"a writable file ({error.strerror})"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +70,16 @@ class FileSink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def last_tick(self) -> int:
+        """Tick of the last whole line; a torn last line, left by a kill, does not count."""
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - _TAIL_BYTES))
+        whole = self._file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        try:
+            return Release.decode(whole).t
+        except InvalidParameter:
+            return 0
 
     def rewind(self, mark: int) -> None:
         """Cut the file to `mark` bytes; a file that is shorter, or is not this stream's, is refused."""

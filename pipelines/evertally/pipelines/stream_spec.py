@@ -1,0 +1,183 @@
+"""What a stream is: its public parameters, fixed for one incarnation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from evertally.accountants.budget.amounts import NANO
+from evertally.accountants.budget.charges import ChargeRequest
+from evertally.accountants.budget.counter_loss import CounterParameters, counter_grid, fit_counter
+from evertally.accountants.budget.ledger import OpenedStream, StreamRecord
+from evertally.accountants.budget.lines import CounterLine
+from evertally.accountants.budget.scopes import Scope
+from evertally.accountants.gaussian import gaussian_epsilon
+from evertally.counters.contribution import Contribution
+from evertally.counters.grid import SLACK_HORIZON, Grid
+from evertally.counters.mechanisms import parse_mechanism
+from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.releases import StreamHeader
+from evertally.validation import integer, one_of, positive_integer, positive_real
+
+__all__ = ["CLOSING_RULES", "StreamSpec"]
+
+CLOSING_RULES: Final = ("file", "arrival", "event-time")
+_DESCRIPTOR_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream's declaration. All of it is public; none of it may come from the data.
+
+    Attributes:
+        name: the stream's name.
+        keys: declared keys in their declared order.
+        start_ms: start of tick 1, epoch milliseconds.
+        tick_ms: length of a tick.
+        scope: the budget scope with unit, adjacency and caps.
+        mechanism: mechanism id, for example "rational:W32".
+        clip, lower, participations, min_separation, per_tick: what one unit may contribute
+            (`evertally.counters.Contribution`), bounded before counting.
+        mu: GDP parameter to spend at most; None takes all that the scope's filter allows.
+        slack_horizon: ticks whose rounding is paid for in advance.
+        shards: releasers that share the keys.
+        closing: one of CLOSING_RULES: how events find their tick.
+        value_unit: what one count stands for, in words.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    start_ms: int
+    tick_ms: int
+    scope: Scope
+    mechanism: str = "rational:W32"
+    clip: int = 1
+    lower: int = 0
+    participations: int = 1
+    min_separation: int = 1
+    per_tick: int = 1
+    mu: float | None = None
+    slack_horizon: int = SLACK_HORIZON
+    shards: int = 1
+    closing: str = "file"
+    value_unit: str = "events"
+    _fitted: CounterParameters = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.keys or len(set(self.keys)) != len(self.keys) or not all(self.keys):
+            raise InvalidParameter("keys", f"{len(self.keys)} keys", "at least one, distinct, none empty")
+        integer("start_ms", self.start_ms)
+        positive_integer("tick_ms", self.tick_ms)
+        positive_integer("shards", self.shards, high=len(self.keys))
+        one_of("closing", self.closing, CLOSING_RULES)
+        object.__setattr__(self, "_fitted", self._fit())
+
+    def _fit(self) -> CounterParameters:
+        """The least noise on the grid that stays within mu, or within the whole cap of the scope."""
+        units = self.scope.caps().main
+        if self.mu is not None:
+            wanted = positive_real("mu", self.mu, high=2.0**15)
+            units = min(units, int(Fraction(wanted) ** 2 * NANO))
+        if units < 1:
+            raise InvalidParameter("mu", self.mu, "a mu whose square is at least one nano unit")
+        bare = CounterParameters(
+            mechanism=self.mechanism,
+            q=1,
+            keys=len(self.keys),
+            clip=self.clip,
+            lower=self.lower,
+            participations=self.participations,
+            min_separation=self.min_separation,
+            per_tick=self.per_tick,
+            slack_horizon=min(
+                self.slack_horizon, parse_mechanism(self.mechanism).horizon or self.slack_horizon
+            ),
+        )
+        return fit_counter(bare, self.scope, units)
+
+    @property
+    def contribution(self) -> Contribution:
+        """The bounds on one unit, under the scope's adjacency."""
+        return self._fitted.contribution(self.scope.adjacency)
+
+    @property
+    def grid(self) -> Grid:
+        """The snapping grid: sigma and the exact price of the stream."""
+        return counter_grid(self._fitted, self.scope)
+
+    def record(self) -> StreamRecord:
+        """What the ledger keeps of the stream."""
+        return StreamRecord(self.name, self.keys, self.shards, self._descriptor())
+
+    def charge(self) -> ChargeRequest:
+        """The one charge that pays for the stream, for ever."""
+        return ChargeRequest(
+            scope=self.scope.name,
+            unit=self.scope.unit,
+            adjacency=self.scope.adjacency,
+            line=CounterLine(self._fitted),
+        )
+
+    def changes(self, opened: OpenedStream) -> tuple[str, ...]:
+        """Names of the parameters in which an opened incarnation differs; each change needs a new one."""
+        mine: dict[str, object] = {**self._descriptor(), "keys": list(self.keys), "shards": self.shards}
+        theirs: dict[str, object] = {
+            **opened.descriptor,
+            "keys": list(opened.keys),
+            "shards": opened.shards,
+        }
+        return tuple(sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)))
+
+    def header(self, incarnation: int) -> StreamHeader:
+        """The public header that stands before the stream's releases."""
+        delta = float(self.scope.delta_cap)
+        grid = self.grid
+        return StreamHeader(
+            stream=self.name,
+            incarnation=incarnation,
+            keys=self.keys,
+            start_ms=self.start_ms,
+            tick_ms=self.tick_ms,
+            mechanism=self.mechanism,
+            unit=self.scope.unit,
+            adjacency=self.scope.adjacency,
+            mu=grid.mu,
+            epsilon=min(float(self.scope.epsilon_cap), self._epsilon(grid.mu)),
+            delta=delta,
+            sigma=grid.sigma,
+            clip=self.clip,
+            lower=self.lower,
+            participations=self.participations,
+            min_separation=self.min_separation,
+            per_tick=self.per_tick,
+            slack_horizon=grid.slack_horizon,
+        )
+
+    def _epsilon(self, mu: float) -> float:
+        """Epsilon of this stream alone at the scope's delta, what its own small deltas take set aside."""
+        own = float(self.scope.delta_cap) - float(self.scope.delta_lines or 0)
+        if own <= 0:
+            raise IntegrityError("a scope's delta parts do not fit its cap")
+        return gaussian_epsilon(own, mu)
+
+    def _descriptor(self) -> dict[str, object]:
+        p = self._fitted
+        return {
+            "version": _DESCRIPTOR_VERSION,
+            "start_ms": self.start_ms,
+            "tick_ms": self.tick_ms,
+            "closing": self.closing,
+            "value_unit": self.value_unit,
+            "scope": self.scope.name,
+            "unit": self.scope.unit,
+            "adjacency": self.scope.adjacency,
+            "mechanism": p.mechanism,
+            "q": p.q,
+            "clip": p.clip,
+            "lower": p.lower,
+            "participations": p.participations,
+            "min_separation": p.min_separation,
+            "per_tick": p.per_tick,
+            "slack_horizon": p.slack_horizon,
+        }
