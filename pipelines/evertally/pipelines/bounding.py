@@ -104,7 +104,9 @@ class UnitBounder:
         new_tick = _starts(unit, tick)
         first_rows = np.nonzero(new_tick)[0]
         counts = np.fromiter(
-            _greedy(unit[first_rows].tolist(), tick[first_rows].tolist(), self._bound), np.bool_, len(first_rows)
+            _greedy(unit[first_rows].tolist(), tick[first_rows].tolist(), self._bound),
+            np.bool_,
+            len(first_rows),
         )
         row_counts = counts[np.cumsum(new_tick) - 1]
         return EventColumns(time_ms[row_counts], key[row_counts], value[row_counts], unit[row_counts])

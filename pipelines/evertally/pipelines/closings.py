@@ -64,7 +64,8 @@ class ClosingBlock:
     tick_ends_ms: tuple[int, ...]
 
     def __repr__(self) -> str:
-        return f"ClosingBlock(stream={self.stream!r}, first={self.first}, ticks={len(self.tick_ends_ms)}, <redacted>)"
+        ticks = len(self.tick_ends_ms)
+        return f"ClosingBlock(stream={self.stream!r}, first={self.first}, ticks={ticks}, <redacted>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a closing holds an exact sum and is not pickled")

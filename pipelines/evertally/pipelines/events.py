@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from fractions import Fraction
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.ticks import TickGrid
+from evertally.pipelines.timestamp_columns import parse_uniform
 from evertally.pipelines.timestamps import BadTimestamp, parse_timestamp
 from evertally.validation import integer
 
@@ -198,7 +199,7 @@ class EventParser:
 
     def parse(self, batch: RawBatch) -> tuple[EventColumns, list[Refusal]]:
         """Checked columns of the good rows, and a refusal for each other row, in line order."""
-        time_ms = self._timestamps.parse(batch.timestamps)
+        time_ms = self._times(batch.timestamps)
         keys = self._keys.parse(batch.keys)
         values = None if batch.values is None else self._values.parse(batch.values)
         units = None if batch.units is None else self._units.parse(batch.units)
@@ -224,6 +225,17 @@ class EventParser:
             None if units is None else units[good],
         )
         return columns, refusals
+
+    def _times(self, fields: Sequence[Field]) -> IntArray:
+        """The time stamps, in one step where they have one common form, else each on its own."""
+        texts = fields if set(map(type, fields)) == {str} else None
+        uniform = None if texts is None else parse_uniform(cast("Sequence[str]", texts))
+        if uniform is None:
+            return self._timestamps.parse(fields)
+        time_ms, valid = uniform
+        for row in np.nonzero(~valid)[0].tolist():
+            time_ms[row] = self._timestamps[fields[row]]
+        return time_ms
 
 
 class _Column(dict[Field, int]):

@@ -120,11 +120,7 @@ class Release:
     mechanism: str
 
     def encode(self) -> bytes:
-        """The release as one JSON line; the same release gives the same bytes on every machine.
-
-        >>> Release("s", "UA", 1, 1, 3_600_000, 7, 20.5, "rational:W32").encode()[-47:]
-        b'"value":7,"stderr":20.5,"mechanism":"rational:W32"}\\n'[-47:]
-        """
+        """The release as one JSON line; the same release gives the same bytes on every machine."""
         return (
             f'{{"schema":"{RELEASE_SCHEMA}","stream":{_text(self.stream)},"key":{_text(self.key)},'
             f'"incarnation":{self.incarnation},"t":{self.t},"tick_end":"{format_ms(self.tick_end_ms)}",'

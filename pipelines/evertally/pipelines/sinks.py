@@ -6,20 +6,21 @@ is discarded at the next start and written again from the ledger, byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
 from evertally.pipelines.releases import Release
 
 __all__ = ["FileSink", "Sink"]
 
-_TAIL_BYTES = 1 << 17
+_TAIL_BYTES: Final = 1 << 17
 
 
 class Sink(Protocol):
@@ -72,14 +73,16 @@ class FileSink:
         self.close()
 
     def last_tick(self) -> int:
-        """Tick of the last whole line; a torn last line, left by a kill, does not count."""
+        """Tick of the last whole line; a torn last line counts for nothing."""
         size = self._file.seek(0, os.SEEK_END)
-        self._file.seek(max(0, size - _TAIL_BYTES))
-        whole = self._file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
-        try:
-            return Release.decode(whole).t
-        except InvalidParameter:
+        self._file.seek(0)
+        if size <= len(self._header) or self._file.read(len(self._header)) != self._header:
             return 0
+        self._file.seek(max(len(self._header), size - _TAIL_BYTES))
+        for line in reversed(self._file.read().split(b"\n")[:-1]):
+            with contextlib.suppress(InvalidParameter):
+                return Release.decode(line).t
+        return 0
 
     def rewind(self, mark: int) -> None:
         """Cut the file to `mark` bytes; a file that is shorter, or is not this stream's, is refused."""

@@ -88,7 +88,9 @@ def load_timezone(name: str) -> datetime.tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidParameter("source.timezone", name, "an IANA time zone such as America/New_York") from None
+        raise InvalidParameter(
+            "source.timezone", name, "an IANA time zone such as America/New_York"
+        ) from None
 
 
 def _zone_offset_ms(day: datetime.date, hour: int, minute: int, zone: datetime.tzinfo) -> int:

@@ -6,7 +6,7 @@ A record is a line: a quote that is never closed costs its own line and no other
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -75,20 +75,21 @@ class _Columns:
         )
 
     def batch(self, block: LineBlock) -> RawBatch:
-        rows = _whole_block(block.lines, self.width)
         numbers: Sequence[int] = range(len(block.lines))
         refused: list[Refusal] = []
-        if rows is None:
+        column = _whole_block(block.lines, self.width)
+        if column is None:
             rows, numbers, refused = self._line_by_line(block)
+            column = _column_of(rows)
 
         def position(row: int) -> tuple[int, int]:
             return block.first_line + numbers[row], block.offset(numbers[row])
 
         return RawBatch(
-            list(map(itemgetter(self.timestamp), rows)),
-            list(map(itemgetter(self.key), rows)),
-            None if self.value is None else list(map(itemgetter(self.value), rows)),
-            None if self.unit is None else list(map(itemgetter(self.unit), rows)),
+            column(self.timestamp),
+            column(self.key),
+            None if self.value is None else column(self.value),
+            None if self.unit is None else column(self.unit),
             position,
             refused,
         )
@@ -109,16 +110,25 @@ class _Columns:
         return rows, numbers, refused
 
 
-def _whole_block(lines: list[bytes], width: int) -> list[list[str]] | None:
-    """All records at once, where every line is exactly one good record; None where any is not."""
+def _whole_block(lines: list[bytes], width: int) -> Callable[[int], list[str]] | None:
+    """Every line as one good record, to be asked for columns; None where any line is not one."""
+    if len(max(lines, key=len, default=b"")) > MAX_LINE_BYTES:
+        return None
     try:
-        if len(max(lines, key=len, default=b"")) > MAX_LINE_BYTES:
-            return None
-        rows = list(csv.reader(b"\n".join(lines).decode().split("\n"), strict=True))
+        text = b"\n".join(lines).decode()
+        if '"' not in text and "\r" not in text and {line.count(b",") for line in lines} == {width - 1}:
+            fields = text.replace("\n", ",").split(",")
+            return lambda index: fields[index::width]
+        rows = list(csv.reader(text.split("\n"), strict=True))
     except (UnicodeDecodeError, csv.Error):
         return None
     # as many records as lines: no quote reached over a line's end
-    return rows if len(rows) == len(lines) and set(map(len, rows)) == {width} else None
+    good = len(rows) == len(lines) and set(map(len, rows)) == {width}
+    return _column_of(rows) if good else None
+
+
+def _column_of(rows: list[list[str]]) -> Callable[[int], list[str]]:
+    return lambda index: list(map(itemgetter(index), rows))
 
 
 def _record_or_reason(line: bytes, width: int) -> list[str] | Reason:
@@ -141,6 +151,8 @@ def _record(text: str) -> list[str]:
 def _index(names: list[str], role: str, name: str) -> int:
     if names.count(name) != 1:
         known = ", ".join(names[:20])
-        expected = "a column that stands once in the header" if name in names else f"one of the columns {known}"
+        expected = (
+            "a column that stands once in the header" if name in names else f"one of the columns {known}"
+        )
         raise InvalidParameter(f"source.{role}", name, expected)
     return names.index(name)

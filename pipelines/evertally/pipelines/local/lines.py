@@ -1,4 +1,4 @@
-"""Lines of a file or of standard input, plain or gzip, in blocks; the end is verified before it is believed."""
+"""Lines of a file or of standard input, plain or gzip, in blocks, up to a verified end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LineReader:
         self._path = path
         self._digest = hashlib.sha256()
         try:
-            self._file: BinaryIO = sys.stdin.buffer if path == "-" else Path(path).open("rb")
+            self._file: BinaryIO = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 - closed at the end of blocks()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "the path holds a NUL"
             raise InvalidParameter("source.path", path, f"a readable file ({reason})") from None
@@ -109,7 +109,9 @@ class LineReader:
         line, offset, carry, dropped = 1, 0, b"", 0
         for block in blocks:
             text = block
-            if dropped and b"\n" in text:  # an over-long line ends; it stands alone, so that offsets stay true
+            if (
+                dropped and b"\n" in text
+            ):  # an over-long line ends; it stands alone, so that offsets stay true
                 rest, _, text = text.partition(b"\n")
                 yield LineBlock(line, offset, [carry])
                 line, offset = line + 1, offset + len(carry) + dropped + len(rest) + 1

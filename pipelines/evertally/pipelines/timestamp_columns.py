@@ -1,0 +1,94 @@
+"""Many RFC 3339 time stamps at once. Only a faster way to what `parse_timestamp` says, row by row.
+
+A column whose texts have one length and one of the usual forms is read as a matrix of characters.
+Every row that does not fit the form exactly is left to `parse_timestamp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["parse_uniform"]
+
+IntArray = NDArray[np.int64]
+
+_MINUTE_FORM: Final = "0000-00-00T00:00"
+# what may follow the minute; 0 stands for a digit, "." and ":" for themselves
+_SECONDS: Final = ("", ":00", ":00.000", ":00.000000", ":00.000000000")
+_OFFSETS: Final = ("Z", "+00:00")
+_FORMS: Final = {
+    len(_MINUTE_FORM + seconds + offset): (_MINUTE_FORM + seconds, offset)
+    for seconds in _SECONDS
+    for offset in _OFFSETS
+}
+_DAYS_IN_MONTH: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
+_DAY_MS: Final = 86_400_000
+
+
+def parse_uniform(texts: Sequence[str]) -> tuple[IntArray, NDArray[np.bool_]] | None:
+    """Epoch milliseconds of each text, and which of them are valid; None unless all lengths agree.
+
+    >>> times, valid = parse_uniform(["2013-01-01T05:00Z", "2013-02-30T05:00Z"])
+    >>> times[0], valid.tolist()
+    (np.int64(1357016400000), [True, False])
+    """
+    lengths = set(map(len, texts))
+    length = lengths.pop() if len(lengths) == 1 else 0
+    if length not in _FORMS:
+        return None
+    form, offset = _FORMS[length]
+    characters = np.array(texts, f"U{length}").view(np.uint32).reshape(-1, length)
+    columns = np.ascontiguousarray(characters.T)
+    valid = np.ones(len(texts), np.bool_)
+    for place, expected in enumerate(form):
+        if expected == "0":
+            valid &= columns[place] - np.uint32(48) <= 9  # unsigned: what is below "0" wraps to a huge number
+        else:
+            valid &= columns[place] == ord(expected)
+    columns = columns.astype(np.int64)
+    digits = columns - 48
+    year = _number(digits[0:4])
+    month, day, hour, minute = (_number(digits[place : place + 2]) for place in (5, 8, 11, 14))
+    second = _number(digits[17:19]) if len(form) > 16 else np.zeros_like(year)
+    milli = _number(digits[20:23]) if len(form) > 19 else np.zeros_like(year)
+    valid &= (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1) & (hour <= 23) & (minute <= 59)
+    valid &= second <= 59  # a leap second is left to the row's own parser
+    month = np.where(valid, month, 1)
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    valid &= day <= _DAYS_IN_MONTH[month] + (leap & (month == 2))
+    of_day_ms = ((hour * 60 + minute) * 60 + second) * 1000 + milli
+    time_ms = _epoch_day(year, month, day) * _DAY_MS + of_day_ms
+    if offset == "Z":
+        valid &= columns[len(form)] == ord("Z")
+        return time_ms, valid
+    sign = columns[len(form)]
+    valid &= (sign == ord("+")) | (sign == ord("-"))
+    valid &= columns[len(form) + 3] == ord(":")
+    places = digits[[len(form) + 1, len(form) + 2, len(form) + 4, len(form) + 5]]
+    valid &= ((places >= 0) & (places <= 9)).all(axis=0)
+    hours, minutes = _number(places[:2]), _number(places[2:])
+    valid &= (hours <= 23) & (minutes <= 59)
+    shift_ms = (hours * 60 + minutes) * 60_000
+    return np.where(sign == ord("+"), time_ms - shift_ms, time_ms + shift_ms), valid
+
+
+def _number(digits: IntArray) -> IntArray:
+    value: IntArray = digits[0]
+    for digit in digits[1:]:
+        value = value * 10 + digit
+    return value
+
+
+def _epoch_day(year: IntArray, month: IntArray, day: IntArray) -> IntArray:
+    """Days since 1970-01-01 in the Gregorian calendar, counted in years that begin in March."""
+    shifted = year - (month <= 2)
+    era_year = shifted % 400
+    month_from_march = (month + 9) % 12
+    day_of_year = (153 * month_from_march + 2) // 5 + day - 1
+    day_of_era = era_year * 365 + era_year // 4 - era_year // 100 + day_of_year
+    epoch_day: IntArray = (shifted // 400) * 146_097 + day_of_era - 719_468
+    return epoch_day
