@@ -18,6 +18,7 @@ from evertally.accountants.budget.ledger import (
     VerifyReport,
 )
 from evertally.accountants.budget.lines import CounterLine, GaussianLine, KeySelectionLine, WindowsLine
+from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import STATEMENT, Caps, Scope, ScopeStatus
 from evertally.accountants.budget.training import TrainingLine
 
@@ -47,4 +48,5 @@ __all__ = [
     "counter_grid",
     "fit_counter",
     "mu_of_units",
+    "open_ledger",
 ]

@@ -14,6 +14,7 @@ from typing import Final
 from evertally.accountants.budget.amounts import mu_of_units
 from evertally.accountants.budget.canonical import name
 from evertally.accountants.budget.scopes import Scope
+from evertally.counters import parse_mechanism
 from evertally.counters.contribution import Contribution
 from evertally.counters.factorization import Factorization
 from evertally.counters.grid import SLACK_HORIZON, Grid
@@ -133,6 +134,4 @@ def output_sd(p: CounterParameters, t: int) -> float:
 
 def factorization(mechanism: str) -> Factorization:
     """The factorization of a mechanism id. Raises InvalidParameter for an unknown one."""
-    from evertally.counters import parse_mechanism
-
     return parse_mechanism(mechanism)

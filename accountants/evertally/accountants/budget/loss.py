@@ -33,6 +33,8 @@ class Line(Protocol):
 
     kind: ClassVar[str]
 
+    def __hash__(self) -> int: ...
+
     def to_json(self) -> dict[str, object]:
         """Public parameters without floats, with the kind."""
         ...

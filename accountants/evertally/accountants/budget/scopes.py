@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final, Literal
@@ -197,4 +198,4 @@ def _float_down(x: Fraction) -> float:
 
 
 def _thousandth(cap: Amount) -> str:
-    return repr(_float_down(exact("scope.delta_cap", cap) / 10**3))
+    return str(Decimal(decimal_text("scope.delta_cap", cap)).scaleb(-3))

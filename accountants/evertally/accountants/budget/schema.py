@@ -1,0 +1,134 @@
+"""The ledger's tables, for both databases, and the migrations between their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from evertally.accountants.budget.chain import link
+from evertally.accountants.budget.sql import StorageError, Transaction
+from evertally.errors import IntegrityError
+
+__all__ = ["Dialect", "MIGRATIONS", "is_current", "migrate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the two databases write differently."""
+
+    integer: str
+    blob: str
+    identity: str
+    table_end: str
+    append_only: tuple[str, ...]
+
+
+_VERSION_1: Final = """
+CREATE TABLE scope (
+  scope_id {identity}, name TEXT NOT NULL UNIQUE, definition TEXT NOT NULL,
+  cap_main {integer} NOT NULL, cap_epsilon {integer} NOT NULL, cap_delta {integer} NOT NULL,
+  main {integer} NOT NULL, epsilon {integer} NOT NULL, delta {integer} NOT NULL,
+  seq {integer} NOT NULL, chain {blob} NOT NULL, mac {blob} NOT NULL,
+  CHECK (main BETWEEN 0 AND cap_main
+    AND epsilon BETWEEN 0 AND cap_epsilon AND delta BETWEEN 0 AND cap_delta));
+CREATE TABLE charge (
+  scope_id {integer} NOT NULL REFERENCES scope, seq {integer} NOT NULL, charge_id TEXT NOT NULL,
+  event TEXT NOT NULL, principal TEXT NOT NULL, line TEXT NOT NULL,
+  main {integer} NOT NULL, epsilon {integer} NOT NULL, delta {integer} NOT NULL,
+  at_ms {integer} NOT NULL, chain {blob} NOT NULL, PRIMARY KEY (scope_id, seq)){table_end};
+CREATE TABLE charge_state (
+  charge_id TEXT PRIMARY KEY, scope_id {integer} NOT NULL REFERENCES scope, status TEXT NOT NULL,
+  principal TEXT NOT NULL, line TEXT NOT NULL, main {integer} NOT NULL, epsilon {integer} NOT NULL,
+  delta {integer} NOT NULL, expires_ms {integer} NOT NULL){table_end};
+CREATE INDEX charge_expiry ON charge_state (scope_id, status, expires_ms);
+CREATE TABLE member (
+  scope_id {integer} NOT NULL REFERENCES scope, group_name TEXT NOT NULL, member TEXT NOT NULL,
+  main {integer} NOT NULL, PRIMARY KEY (scope_id, group_name, member)){table_end};
+CREATE INDEX member_peak ON member (scope_id, group_name, main);
+CREATE TABLE answer (
+  principal TEXT NOT NULL, idempotency_key TEXT NOT NULL, digest {blob} NOT NULL, body {blob} NOT NULL,
+  PRIMARY KEY (principal, idempotency_key)){table_end};
+CREATE TABLE stream (
+  stream_pk {identity}, name TEXT NOT NULL UNIQUE, next_incarnation {integer} NOT NULL,
+  next_key_index {integer} NOT NULL);
+CREATE TABLE stream_key (
+  stream_pk {integer} NOT NULL REFERENCES stream, key_name TEXT NOT NULL, key_index {integer} NOT NULL,
+  PRIMARY KEY (stream_pk, key_name), UNIQUE (stream_pk, key_index)){table_end};
+CREATE TABLE incarnation (
+  incarnation_pk {identity}, stream_pk {integer} NOT NULL REFERENCES stream, incarnation {integer} NOT NULL,
+  stream_id {blob} NOT NULL UNIQUE, shards {integer} NOT NULL, descriptor TEXT NOT NULL,
+  digest {blob} NOT NULL, scope_id {integer} NOT NULL REFERENCES scope,
+  charge_id TEXT NOT NULL UNIQUE, mac {blob} NOT NULL, UNIQUE (stream_pk, incarnation));
+CREATE TABLE incarnation_key (
+  incarnation_pk {integer} NOT NULL REFERENCES incarnation, position {integer} NOT NULL,
+  key_name TEXT NOT NULL, key_index {integer} NOT NULL,
+  PRIMARY KEY (incarnation_pk, position), UNIQUE (incarnation_pk, key_index)){table_end};
+CREATE TABLE head (
+  incarnation_pk {integer} NOT NULL REFERENCES incarnation, shard {integer} NOT NULL, t {integer} NOT NULL,
+  epoch {integer} NOT NULL, holder TEXT NOT NULL, sealed {blob}, chain {blob} NOT NULL,
+  published_t {integer} NOT NULL, published_mark {integer} NOT NULL,
+  folded_t {integer} NOT NULL, folded_chain {blob} NOT NULL, mac {blob} NOT NULL,
+  PRIMARY KEY (incarnation_pk, shard), CHECK (folded_t <= published_t AND published_t <= t)){table_end};
+CREATE TABLE tick (
+  incarnation_pk {integer} NOT NULL, shard {integer} NOT NULL, t {integer} NOT NULL, chain {blob} NOT NULL,
+  PRIMARY KEY (incarnation_pk, shard, t)){table_end};
+CREATE TABLE released (
+  incarnation_pk {integer} NOT NULL, t {integer} NOT NULL, key_index {integer} NOT NULL,
+  shard {integer} NOT NULL, value TEXT NOT NULL, stderr TEXT NOT NULL, tick_end_ms {integer} NOT NULL,
+  PRIMARY KEY (incarnation_pk, t, key_index)){table_end}
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_VERSION_1,)
+"""MIGRATIONS[v] leads from version v to v + 1. Released ones are never edited."""
+
+_META: Final = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
+
+
+def is_current(tx: Transaction, chain_key: bytes) -> bool:
+    """True where the tables are at this program's version and the key is theirs."""
+    try:
+        meta: dict[str, str] = dict(tx.rows("SELECT name, value FROM meta"))
+    except (StorageError, IntegrityError):
+        return False
+    return meta == {"schema_version": str(len(MIGRATIONS)), "chain_key": _fingerprint(chain_key)}
+
+
+def migrate(
+    tx: Transaction, dialect: Dialect, chain_key: bytes, migrations: Sequence[str] = MIGRATIONS
+) -> None:
+    """Bring the tables to this program's version, inside one transaction, and check the ledger's key.
+
+    Raises IntegrityError for a ledger written by a newer program and for another ledger's key.
+    """
+    tx.run(_META)
+    meta: dict[str, str] = dict(tx.rows("SELECT name, value FROM meta"))
+    version, known = int(meta.get("schema_version", "0")), len(migrations)
+    if version > known:
+        raise IntegrityError(
+            f"the ledger has schema version {version}, this program knows {known}: a downgrade is refused"
+        )
+    fingerprint = _fingerprint(chain_key)
+    if version and meta.get("chain_key") != fingerprint:
+        raise IntegrityError("the chain key is not the one this ledger was created with")
+    for script in migrations[version:]:
+        for statement in _statements(script, dialect):
+            tx.run(statement)
+    if version == 0:
+        for statement in dialect.append_only:
+            tx.run(statement)
+        tx.run("INSERT INTO meta (name, value) VALUES ('chain_key', ?)", fingerprint)
+        tx.run("INSERT INTO meta (name, value) VALUES ('schema_version', ?)", str(known))
+    elif version < known:
+        tx.run("UPDATE meta SET value = ? WHERE name = 'schema_version'", str(known))
+
+
+def _fingerprint(chain_key: bytes) -> str:
+    return link(chain_key, b"fingerprint", b"", b"").hex()
+
+
+def _statements(script: str, dialect: Dialect) -> list[str]:
+    text = script.format(
+        integer=dialect.integer, blob=dialect.blob, identity=dialect.identity, table_end=dialect.table_end
+    )
+    return [statement.strip() for statement in text.split(";") if statement.strip()]

@@ -1,0 +1,173 @@
+"""What the ledger needs of a database, and the group commit in front of it.
+
+Threads that want to write queue up; the one that gets the lock runs every waiting piece of work in one
+durable transaction, each behind its own savepoint, so that one fsync serves them all and one refusal
+undoes only its own work. There is no thread in the background: nothing to stop, nothing lost in a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from evertally.errors import EvertallyError, IntegrityError, ServiceUnavailable
+
+__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer"]
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+BATCH_MAX: Final = 256
+RETRIES_MAX: Final = 8
+
+
+class Transaction(Protocol):
+    """Statements inside an open transaction; parameters stand as `?`."""
+
+    def rows(self, sql: str, *parameters: object) -> list[Row]:
+        """Run a statement and fetch everything it returns."""
+        ...
+
+    def run(self, sql: str, *parameters: object) -> None:
+        """Run a statement that returns nothing."""
+        ...
+
+    def insert(self, table: str, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
+        """Insert many rows, as fast as the database can."""
+        ...
+
+    def now_ms(self) -> int:
+        """The ledger server's clock, epoch milliseconds."""
+        ...
+
+
+class StorageError(Exception):
+    """A database error that ended the whole transaction; `error` is what callers get."""
+
+    def __init__(self, error: EvertallyError) -> None:
+        super().__init__(str(error))
+        self.error: Final = error
+
+
+class Retry(StorageError):
+    """The transaction lost a conflict and may be run again from its start."""
+
+
+class Backend(Protocol):
+    """One database. Every method turns the driver's errors into StorageError or Retry."""
+
+    def begin(self, locks: tuple[str, ...]) -> Transaction:
+        """Start a durable read-write transaction that holds the named locks until its end."""
+        ...
+
+    def commit(self) -> None:
+        """Make it durable."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo it; never raises."""
+        ...
+
+    def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run work in a consistent read-only snapshot."""
+        ...
+
+    def check(self) -> list[str]:
+        """The database's own integrity check, problems in words."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; again is a no-op."""
+        ...
+
+
+class _Job(Generic[T]):
+    __slots__ = ("done", "error", "locks", "value", "work")
+
+    def __init__(self, work: Callable[[Transaction], T], locks: tuple[str, ...]) -> None:
+        self.work = work
+        self.locks = locks
+        self.done = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """The group-committing writer of one process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._queue: deque[_Job[Any]] = deque()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def run(self, work: Callable[[Transaction], T], *locks: str) -> T:
+        """Run `work` in a durable transaction; returns after the commit, or raises with nothing done.
+
+        Args:
+            work: may run more than once; only its last run is committed.
+            locks: names that other processes' work on the same rows also takes.
+        """
+        if os.getpid() != self._pid:
+            raise IntegrityError("a ledger opened before a fork cannot be used after it; open it again")
+        job = _Job(work, locks)
+        self._queue.append(job)
+        with self._lock:
+            if not job.done:
+                self._drain(job)
+        if job.error is not None:
+            raise job.error
+        return job.value  # type: ignore[return-value]  # set wherever there is no error
+
+    def _drain(self, own: _Job[Any]) -> None:
+        while not own.done:
+            jobs = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
+            try:
+                self._commit(jobs)
+            except StorageError as failure:
+                for job in jobs:
+                    job.error = failure.error
+            except BaseException as failure:  # an interrupt: tell every waiting caller, then go on raising
+                for job in jobs:
+                    job.error = job.error or ServiceUnavailable("the ledger's writer was interrupted")
+                own.error = failure
+            for job in jobs:
+                job.done = True
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        locks = tuple(sorted({lock for job in jobs for lock in job.locks}))
+        for attempt in range(RETRIES_MAX):
+            try:
+                transaction = self._backend.begin(locks)
+                for job in jobs:
+                    _attempt(transaction, job, alone=len(jobs) == 1)
+                if len(jobs) == 1 and jobs[0].error is not None:
+                    self._backend.rollback()
+                else:
+                    self._backend.commit()
+                return
+            except Retry:
+                self._backend.rollback()
+                if attempt == RETRIES_MAX - 1:
+                    raise
+            except BaseException:
+                self._backend.rollback()
+                raise
+
+
+def _attempt(transaction: Transaction, job: _Job[Any], *, alone: bool) -> None:
+    job.error = None
+    if not alone:
+        transaction.run("SAVEPOINT job")
+    try:
+        job.value = job.work(transaction)
+    except StorageError:
+        raise
+    except Exception as error:
+        job.error = error
+        if not alone:
+            transaction.run("ROLLBACK TO SAVEPOINT job")
+    if not alone:
+        transaction.run("RELEASE SAVEPOINT job")

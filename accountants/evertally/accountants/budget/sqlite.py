@@ -1,0 +1,205 @@
+"""SQLite behind the ledger: one host, WAL, synchronous=FULL, files 0600.
+
+Never on a network file system: its locks and syncs are not those SQLite relies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import apsw
+
+from evertally.accountants.budget.schema import Dialect
+from evertally.accountants.budget.sql import Row, StorageError, Transaction
+from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
+
+__all__ = ["SQLITE_DIALECT", "SqliteBackend", "check_version"]
+
+T = TypeVar("T")
+OLDEST: Final = (3, 51, 3)
+BUSY_MS: Final = 10_000
+_FULL: Final = 2
+
+SQLITE_DIALECT: Final = Dialect(
+    integer="INTEGER",
+    blob="BLOB",
+    identity="INTEGER PRIMARY KEY",
+    table_end=" WITHOUT ROWID",
+    append_only=(
+        "CREATE TRIGGER charge_kept BEFORE DELETE ON charge BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+        "CREATE TRIGGER charge_fixed BEFORE UPDATE ON charge BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+        "CREATE TRIGGER row_fixed BEFORE UPDATE ON released BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    ),
+)
+
+
+def check_version(version: str) -> None:
+    """Refuse SQLite older than 3.51.3, whose WAL reset could corrupt a database."""
+    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST:
+        raise IntegrityError(
+            f"SQLite {version} may corrupt a write-ahead log; {'.'.join(map(str, OLDEST))} or newer is needed"
+        )
+
+
+class SqliteBackend:
+    """One SQLite file with a writing and a reading connection."""
+
+    def __init__(self, path: Path, *, busy_ms: int = BUSY_MS, vfs: str = "") -> None:
+        check_version(apsw.sqlite_lib_version())
+        self._path = path
+        self._busy_ms = busy_ms
+        self._vfs = vfs
+        self._writer: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
+        self._reading = threading.Lock()
+        self._closed = False
+        _create_private(path)
+
+    def begin(self, locks: tuple[str, ...]) -> Transaction:  # noqa: ARG002 - IMMEDIATE excludes every writer
+        """See `Backend`."""
+        with _translated(self):
+            if self._writer is None:
+                self._writer = self._open()
+            self._writer.execute("BEGIN IMMEDIATE")
+            return _SqliteTransaction(self._writer, self)
+
+    def commit(self) -> None:
+        """See `Backend`."""
+        with _translated(self):
+            self._connected().execute("COMMIT")
+
+    def rollback(self) -> None:
+        """See `Backend`."""
+        if self._writer is not None and self._writer.in_transaction:
+            with contextlib.suppress(apsw.Error):
+                self._writer.execute("ROLLBACK")
+
+    def read(self, work: Callable[[Transaction], T]) -> T:
+        """See `Backend`."""
+        with self._reading:
+            try:
+                with _translated(self):
+                    if self._reader is None:
+                        self._reader = self._open()
+                    self._reader.execute("BEGIN")
+                    try:
+                        return work(_SqliteTransaction(self._reader, self))
+                    finally:
+                        if self._reader is not None and self._reader.in_transaction:
+                            self._reader.execute("ROLLBACK")
+            except StorageError as failure:
+                raise failure.error from None
+
+    def check(self) -> list[str]:
+        """See `Backend`."""
+        found = self.read(lambda tx: tx.rows("PRAGMA integrity_check(16)"))
+        return [f"SQLite: {row[0]}" for row in found if row[0] != "ok"]
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self._closed = True
+        self.reset()
+
+    def reset(self) -> None:
+        """Drop the connections; the next use opens the file again and recovers what is durable."""
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                with contextlib.suppress(apsw.Error):
+                    connection.close(True)
+        self._writer = self._reader = None
+
+    def _connected(self) -> apsw.Connection:
+        if self._writer is None:
+            raise StorageError(StorageFull("the ledger's file was closed inside a transaction"))
+        return self._writer
+
+    def _open(self) -> apsw.Connection:
+        if self._closed:
+            raise StorageError(ServiceUnavailable("the ledger is closed"))
+        connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs or None)
+        connection.set_busy_timeout(self._busy_ms)
+        mode = connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", "full")
+        connection.pragma("foreign_keys", True)
+        connection.pragma("trusted_schema", False)
+        connection.pragma("cell_size_check", True)
+        require_durable(str(mode), connection.pragma("synchronous"))
+        return connection
+
+
+def require_durable(journal_mode: str, synchronous: object) -> None:
+    """Refuse settings that may lose a committed row at a power loss."""
+    if journal_mode != "wal" or synchronous != _FULL:
+        raise IntegrityError(
+            f"journal_mode=wal with synchronous=FULL (2) is needed, got {journal_mode} with {synchronous}"
+        )
+
+
+class _SqliteTransaction:
+    __slots__ = ("_backend", "_connection")
+
+    def __init__(self, connection: apsw.Connection, backend: SqliteBackend) -> None:
+        self._connection = connection
+        self._backend = backend
+
+    def rows(self, sql: str, *parameters: object) -> list[Row]:
+        with _translated(self._backend):
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def run(self, sql: str, *parameters: object) -> None:
+        with _translated(self._backend):
+            self._connection.execute(sql, parameters).fetchall()
+
+    def insert(self, table: str, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
+        places = ",".join("?" * len(columns))
+        with _translated(self._backend):
+            # table and column names are literals of this package
+            self._connection.executemany(f"INSERT INTO {table} ({','.join(columns)}) VALUES ({places})", rows)  # noqa: S608
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+def _create_private(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise InvalidParameter("ledger", str(path), "a file in an existing directory") from None
+    except IsADirectoryError:
+        raise InvalidParameter("ledger", str(path), "a file") from None
+    except OSError as error:
+        raise StorageFull(f"the ledger's file cannot be written: {error.strerror}") from None
+    try:
+        if os.fstat(descriptor).st_mode & 0o077:
+            raise InvalidParameter("ledger", oct(os.fstat(descriptor).st_mode & 0o777), "a file of mode 0600")
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated(backend: SqliteBackend) -> Iterator[None]:
+    try:
+        yield
+    except (apsw.FullError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
+        raise StorageError(
+            StorageFull("the ledger's disk is full or read-only; nothing was recorded")
+        ) from None
+    except apsw.IOError:
+        backend.reset()  # after a failed sync only the file itself knows what is durable
+        raise StorageError(StorageFull("the ledger's disk failed; nothing was acknowledged")) from None
+    except (apsw.BusyError, apsw.LockedError, apsw.ProtocolError):
+        raise StorageError(ServiceUnavailable("the ledger stayed locked by another process")) from None
+    except apsw.ConstraintError as error:
+        raise IntegrityError(f"the row contradicts the ledger: {error}") from None
+    except (apsw.CorruptError, apsw.NotADBError, apsw.FormatError) as error:
+        raise StorageError(IntegrityError(f"the ledger's file contradicts itself: {error}")) from None
+    except apsw.SQLError as error:
+        raise StorageError(IntegrityError(f"the ledger's tables are not as expected: {error}")) from None
+    except apsw.Error as error:
+        raise StorageError(ServiceUnavailable(f"the ledger failed: {type(error).__name__}")) from None
