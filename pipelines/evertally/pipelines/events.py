@@ -20,12 +20,23 @@ from numpy.typing import NDArray
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
+from evertally.pipelines.text_columns import PackedColumn, character_matrix
 from evertally.pipelines.ticks import TickGrid
 from evertally.pipelines.timestamp_columns import parse_uniform
 from evertally.pipelines.timestamps import BadTimestamp, parse_timestamp
 from evertally.validation import integer
 
-__all__ = ["EventColumns", "EventParser", "Field", "Mark", "RawBatch", "Refusal", "Source", "ValueRule"]
+__all__ = [
+    "Column",
+    "EventColumns",
+    "EventParser",
+    "Field",
+    "Mark",
+    "RawBatch",
+    "Refusal",
+    "Source",
+    "ValueRule",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -47,6 +58,7 @@ class Mark(Enum):
 
 
 Field = str | Mark
+Column = Sequence[Field] | PackedColumn
 Refusal = tuple[int, int, Reason]  # line, byte offset, reason
 
 
@@ -63,10 +75,10 @@ class RawBatch:
         refused: lines that could not be split into fields.
     """
 
-    timestamps: Sequence[Field]
-    keys: Sequence[Field]
-    values: Sequence[Field] | None
-    units: Sequence[Field] | None
+    timestamps: Column
+    keys: Column
+    values: Column | None
+    units: Column | None
     position: Callable[[int], tuple[int, int]]
     refused: Sequence[Refusal]
 
@@ -226,10 +238,10 @@ class EventParser:
         )
         return columns, refusals
 
-    def _times(self, fields: Sequence[Field]) -> IntArray:
+    def _times(self, fields: Column) -> IntArray:
         """The time stamps, in one step where they have one common form, else each on its own."""
-        texts = fields if set(map(type, fields)) == {str} else None
-        uniform = None if texts is None else parse_uniform(cast("Sequence[str]", texts))
+        characters = _characters(fields)
+        uniform = None if characters is None else parse_uniform(characters)
         if uniform is None:
             return self._timestamps.parse(fields)
         time_ms, valid = uniform
@@ -262,9 +274,21 @@ class _Column(dict[Field, int]):
             self[field] = value
         return value
 
-    def parse(self, fields: Sequence[Field]) -> IntArray:
+    def parse(self, fields: Column) -> IntArray:
         """The column as int64; clipped values and times stay far above the codes of refusals."""
+        if isinstance(fields, PackedColumn):
+            distinct = fields.distinct()
+            if distinct is None:
+                return self.parse(fields.texts())
+            texts, rows = distinct
+            return self.parse(texts)[rows]
         return np.fromiter(map(self.__getitem__, fields), np.int64, len(fields))
+
+
+def _characters(fields: Column) -> NDArray[np.uint8] | None:
+    if isinstance(fields, PackedColumn):
+        return fields.matrix()
+    return character_matrix(cast("Sequence[str]", fields)) if set(map(type, fields)) == {str} else None
 
 
 def _code(reason: Reason) -> int:

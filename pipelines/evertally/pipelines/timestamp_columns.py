@@ -6,7 +6,6 @@ Every row that does not fit the form exactly is left to `parse_timestamp`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -29,28 +28,27 @@ _DAYS_IN_MONTH: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30,
 _DAY_MS: Final = 86_400_000
 
 
-def parse_uniform(texts: Sequence[str]) -> tuple[IntArray, NDArray[np.bool_]] | None:
-    """Epoch milliseconds of each text, and which of them are valid; None unless all lengths agree.
+def parse_uniform(characters: NDArray[np.uint8]) -> tuple[IntArray, NDArray[np.bool_]] | None:
+    """Epoch milliseconds of each row, and which rows are valid; None where the length fits no form.
 
-    >>> times, valid = parse_uniform(["2013-01-01T05:00Z", "2013-02-30T05:00Z"])
+    Args:
+        characters: ASCII characters, one time stamp a row, uint8, shape (rows, length).
+
+    >>> from evertally.pipelines.text_columns import character_matrix
+    >>> times, valid = parse_uniform(character_matrix(["2013-01-01T05:00Z", "2013-02-30T05:00Z"]))
     >>> times[0], valid.tolist()
     (np.int64(1357016400000), [True, False])
     """
-    lengths = set(map(len, texts))
-    length = lengths.pop() if len(lengths) == 1 else 0
-    if length not in _FORMS:
+    form, offset = _FORMS.get(characters.shape[1], ("", ""))
+    if not form:
         return None
-    form, offset = _FORMS[length]
-    characters = np.array(texts, f"U{length}").view(np.uint32).reshape(-1, length)
     columns = np.ascontiguousarray(characters.T)
-    valid = np.ones(len(texts), np.bool_)
-    for place, expected in enumerate(form):
-        if expected == "0":
-            valid &= columns[place] - np.uint32(48) <= 9  # unsigned: what is below "0" wraps to a huge number
-        else:
-            valid &= columns[place] == ord(expected)
-    columns = columns.astype(np.int64)
-    digits = columns - 48
+    digits = columns - np.uint8(48)  # unsigned: what is below "0" wraps to a large number
+    template = np.frombuffer(form.encode("ascii"), np.uint8)
+    is_digit = template == ord("0")
+    fixed = np.nonzero(~is_digit)[0]
+    valid = (digits[np.nonzero(is_digit)[0]] <= 9).all(axis=0)
+    valid &= (columns[fixed] == template[fixed, None]).all(axis=0)
     year = _number(digits[0:4])
     month, day, hour, minute = (_number(digits[place : place + 2]) for place in (5, 8, 11, 14))
     second = _number(digits[17:19]) if len(form) > 16 else np.zeros_like(year)
@@ -69,18 +67,19 @@ def parse_uniform(texts: Sequence[str]) -> tuple[IntArray, NDArray[np.bool_]] | 
     valid &= (sign == ord("+")) | (sign == ord("-"))
     valid &= columns[len(form) + 3] == ord(":")
     places = digits[[len(form) + 1, len(form) + 2, len(form) + 4, len(form) + 5]]
-    valid &= ((places >= 0) & (places <= 9)).all(axis=0)
+    valid &= (places <= 9).all(axis=0)
     hours, minutes = _number(places[:2]), _number(places[2:])
     valid &= (hours <= 23) & (minutes <= 59)
     shift_ms = (hours * 60 + minutes) * 60_000
     return np.where(sign == ord("+"), time_ms - shift_ms, time_ms + shift_ms), valid
 
 
-def _number(digits: IntArray) -> IntArray:
-    value: IntArray = digits[0]
+def _number(digits: NDArray[np.uint8]) -> IntArray:
+    value = digits[0].astype(np.int64)
     for digit in digits[1:]:
         value = value * 10 + digit
-    return value
+    number: IntArray = value
+    return number
 
 
 def _epoch_day(year: IntArray, month: IntArray, day: IntArray) -> IntArray:

@@ -47,13 +47,13 @@ class JsonLinesSource:
         if block.first_line == 1:
             lines = [lines[0].removeprefix(_BOM), *lines[1:]]
         objects = _whole_block(lines)
-        numbers: Sequence[int] = range(len(lines))
+        numbers: Sequence[int] | None = None
         refused: list[Refusal] = []
         if objects is None:
             objects, numbers, refused = _line_by_line(block, lines)
 
         def position(row: int) -> tuple[int, int]:
-            return block.first_line + numbers[row], block.offset(numbers[row])
+            return block.position(row if numbers is None else numbers[row])
 
         names = self._fields
         return RawBatch(
@@ -68,7 +68,7 @@ class JsonLinesSource:
 
 def _whole_block(lines: list[bytes]) -> list[dict[str, Any]] | None:
     """All objects, where every line is exactly one object without space around; None where any is not."""
-    if len(max(lines, key=len, default=b"")) > MAX_LINE_BYTES:
+    if len(max(lines, key=len)) > MAX_LINE_BYTES:
         return None
     scan, objects = _SCAN, []
     try:
@@ -94,7 +94,7 @@ def _line_by_line(
             continue
         item = _object_or_reason(line)
         if isinstance(item, Reason):
-            refused.append((block.first_line + number, block.offset(number), item))
+            refused.append((*block.position(number), item))
         else:
             objects.append(item)
             numbers.append(number)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import itertools
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,32 +17,41 @@ from evertally.errors import InvalidParameter
 __all__ = ["MAX_LINE_BYTES", "LineBlock", "LineReader"]
 
 MAX_LINE_BYTES: Final = 131_072
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 1 << 17
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _PROBE_BYTES: Final = 4096
 _CONTROL: Final = bytes(set(range(32)) - set(b"\t\n\r"))
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class LineBlock:
-    """Consecutive lines without their newline.
+    """Consecutive lines; one longer than MAX_LINE_BYTES may be cut and is to be refused by its length.
 
     Attributes:
         first_line: number of the first line, from 1.
         first_offset: its first byte in the uncompressed input.
-        lines: the lines; one longer than MAX_LINE_BYTES may be cut and is refused by its length.
+        data: the lines, joined by newlines.
     """
 
-    first_line: int
-    first_offset: int
-    lines: list[bytes]
+    def __init__(self, first_line: int, first_offset: int, data: bytes) -> None:
+        self.first_line: Final = first_line
+        self.first_offset: Final = first_offset
+        self.data: Final = data
 
     def __repr__(self) -> str:
-        return f"LineBlock(first_line={self.first_line}, lines={len(self.lines)}, <redacted>)"
+        return f"LineBlock(first_line={self.first_line}, <redacted>)"
 
-    def offset(self, row: int) -> int:
-        """First byte of line `row` of this block, in the uncompressed input."""
-        return self.first_offset + row + sum(map(len, itertools.islice(self.lines, row)))
+    @functools.cached_property
+    def lines(self) -> list[bytes]:
+        """The lines, without their newline; there is always at least one."""
+        return self.data.split(b"\n")
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [0, *itertools.accumulate(len(line) + 1 for line in self.lines)]
+
+    def position(self, row: int) -> tuple[int, int]:
+        """Line number and byte offset, in the uncompressed input, of line `row` of this block."""
+        return self.first_line + row, self.first_offset + self._starts[row]
 
 
 class LineReader:
@@ -113,22 +122,21 @@ class LineReader:
                 dropped and b"\n" in text
             ):  # an over-long line ends; it stands alone, so that offsets stay true
                 rest, _, text = text.partition(b"\n")
-                yield LineBlock(line, offset, [carry])
+                yield LineBlock(line, offset, carry)
                 line, offset = line + 1, offset + len(carry) + dropped + len(rest) + 1
                 carry, dropped = b"", 0
             head, newline, tail = text.rpartition(b"\n")
             if newline:
                 whole = carry + head
-                lines = whole.split(b"\n")
-                yield LineBlock(line, offset, lines)
-                line, offset = line + len(lines), offset + len(whole) + 1
+                yield LineBlock(line, offset, whole)
+                line, offset = line + whole.count(b"\n") + 1, offset + len(whole) + 1
                 carry = tail
             else:
                 carry += tail
                 excess = max(0, len(carry) - MAX_LINE_BYTES - 1)
                 carry, dropped = carry[: len(carry) - excess], dropped + excess
         if carry:
-            yield LineBlock(line, offset, [carry])
+            yield LineBlock(line, offset, carry)
 
 
 class _Prefixed:
