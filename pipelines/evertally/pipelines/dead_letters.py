@@ -31,6 +31,7 @@ class Reason(Enum):
     TIMESTAMP_MALFORMED = "timestamp_malformed"
     TIMESTAMP_WITHOUT_OFFSET = "timestamp_without_offset"
     BEFORE_START = "before_start"
+    IN_THE_FUTURE = "in_the_future"
     AT_OR_AFTER_END = "at_or_after_end"
     KEY_MISSING = "key_missing"
     KEY_WRONG_TYPE = "key_wrong_type"
@@ -43,6 +44,8 @@ class Reason(Enum):
     VALUE_TOO_LARGE = "value_too_large"
     UNIT_MISSING = "unit_missing"
     UNIT_WRONG_TYPE = "unit_wrong_type"
+    RECORD_EMPTY = "record_empty"
+    SCHEMA_UNKNOWN = "schema_unknown"
 
 
 class DeadLetterFile:

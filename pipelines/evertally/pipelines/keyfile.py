@@ -24,7 +24,7 @@ __all__ = ["KeyFile"]
 _MAGIC: Final = b"evertally-key-1\n"
 _SECRET_BYTES: Final = 32
 _CHECKSUM_BYTES: Final = 8
-_LABELS: Final = ("seal", "unit", "chain", "dead-letter", "ledger")
+_LABELS: Final = ("seal", "closing", "unit", "chain", "dead-letter", "ledger")
 
 
 class KeyFile:
@@ -101,7 +101,7 @@ class KeyFile:
         """32 bytes for one purpose of one stream incarnation.
 
         Args:
-            label: "seal", "unit", "chain", "dead-letter" or "ledger".
+            label: "seal", "closing", "unit", "chain", "dead-letter" or "ledger".
             stream: the stream's name.
             stream_id: its 16 random bytes.
             incarnation: its incarnation.

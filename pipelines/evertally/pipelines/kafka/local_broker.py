@@ -1,0 +1,245 @@
+"""A real Apache Kafka on loopback, in KRaft mode, for the tests and the demo. Not for production.
+
+Maven fetches the jars once into a folder outside the checkout, keyed by the broker's version.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from evertally.errors import ServiceUnavailable
+
+__all__ = ["LocalCluster", "fetch_jars", "free_ports", "missing_tool"]
+
+_LOG_LIMIT: Final = 4000
+
+
+def missing_tool() -> str | None:
+    """Why no broker can be started here, or None."""
+    for tool in ("java", "mvn"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    return None
+
+
+def fetch_jars(pom: Path) -> Path:
+    """Folder with the broker's jars; fetched by Maven where it is not there yet."""
+    version = re.search(r"<kafka.version>([\d.]+)</kafka.version>", pom.read_text("utf-8"))
+    if version is None:
+        raise ServiceUnavailable(f"{pom} names no kafka.version")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evertally"
+    folder = cache / f"kafka-{version[1]}"
+    if (folder / ".complete").exists():
+        return folder / "libs"
+    building = cache / f".kafka-{version[1]}.{os.getpid()}"
+    building.mkdir(parents=True, exist_ok=True)
+    try:
+        done = subprocess.run(
+            [
+                "mvn",
+                "-B",
+                "-q",
+                "-f",
+                str(pom),
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={building / 'libs'}",
+                "-DincludeScope=runtime",
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        if done.returncode != 0:
+            raise ServiceUnavailable(f"Maven could not fetch the broker: {done.stdout[-_LOG_LIMIT:]}")
+        (building / ".complete").touch()
+        with contextlib.suppress(OSError):  # another process was faster: its folder is as good
+            building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder / "libs"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
+
+
+class LocalCluster:
+    """One broker, or three with replicated topics; every process is stopped by `close`.
+
+    Args:
+        jars: folder from `fetch_jars`.
+        folder: an empty folder for logs and configuration.
+        nodes: 1 or 3.
+        extra: further server properties; "{port}" in a value stands for a node's client port.
+        scram: users and passwords for SCRAM-SHA-256.
+        listener: security protocol of the client port.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        folder: Path,
+        *,
+        nodes: int = 1,
+        extra: Mapping[str, str] | None = None,
+        scram: Mapping[str, str] | None = None,
+        listener: str = "PLAINTEXT",
+    ) -> None:
+        self._jars = jars
+        self._folder = folder
+        self._listener = listener
+        self._extra = dict(extra or {})
+        self._scram = dict(scram or {})
+        self._cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode()
+        ports = free_ports(3 * nodes)
+        self.ports: Final = ports[:nodes]
+        self._controllers = ports[nodes : 2 * nodes]
+        self._inter_broker = ports[2 * nodes :]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.bootstrap_servers: Final = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Format the storage and start every node; returns when all client ports answer."""
+        for node in range(len(self.ports)):
+            self._write_properties(node)
+            users = [
+                f"SCRAM-SHA-256=[name={user},password={password}]" for user, password in self._scram.items()
+            ]
+            self._java(
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                self._cluster_id,
+                "-c",
+                str(self._properties(node)),
+                *(word for user in users for word in ("--add-scram", user)),
+            )
+        for node in range(len(self.ports)):
+            self.start_node(node, wait=False)
+        for node in range(len(self.ports)):
+            self._wait(node)
+
+    def start_node(self, node: int, *, wait: bool = True) -> None:
+        """Start one node (again)."""
+        log = (self._folder / f"node-{node}.log").open("ab")
+        with log:
+            self._processes[node] = subprocess.Popen(
+                [
+                    "java",
+                    "-Xms64m",
+                    "-Xmx256m",
+                    "-XX:+UseSerialGC",
+                    "-XX:TieredStopAtLevel=1",
+                    "-cp",
+                    f"{self._jars}/*",
+                    "kafka.Kafka",
+                    str(self._properties(node)),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if wait:
+            self._wait(node)
+
+    def kill_node(self, node: int) -> None:
+        """kill -9."""
+        process = self._processes.pop(node)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """Stop every node; nothing of it survives."""
+        for node in tuple(self._processes):
+            self.kill_node(node)
+
+    def _wait(self, node: int) -> None:
+        deadline = time.monotonic() + 60
+        process = self._processes[node]
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.ports[node]), timeout=1),
+            ):
+                return
+            time.sleep(0.1)
+        log = (self._folder / f"node-{node}.log").read_text("utf-8", "replace")
+        raise ServiceUnavailable(f"the broker did not start: {log[-_LOG_LIMIT:]}")
+
+    def _java(self, *words: str) -> None:
+        command: Sequence[str] = ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{self._jars}/*", *words]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise ServiceUnavailable(f"the broker's storage was not formatted: {done.stderr[-_LOG_LIMIT:]}")
+
+    def _properties(self, node: int) -> Path:
+        return self._folder / f"node-{node}.properties"
+
+    def _write_properties(self, node: int) -> None:
+        voters = ",".join(f"{n + 1}@127.0.0.1:{port}" for n, port in enumerate(self._controllers))
+        copies = min(3, len(self.ports))
+        client = f"CLIENT://127.0.0.1:{self.ports[node]}"
+        inner = f"INNER://127.0.0.1:{self._inter_broker[node]}"
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": str(node + 1),
+            "controller.quorum.voters": voters,
+            "listeners": f"{client},{inner},CONTROLLER://127.0.0.1:{self._controllers[node]}",
+            "advertised.listeners": f"{client},{inner}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": (
+                f"CLIENT:{self._listener},INNER:PLAINTEXT,CONTROLLER:PLAINTEXT"
+            ),
+            "inter.broker.listener.name": "INNER",
+            "log.dirs": str(self._folder / f"node-{node}.logs"),
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": "0",
+            "group.min.session.timeout.ms": "1000",
+            "offsets.topic.replication.factor": str(copies),
+            "offsets.topic.num.partitions": "3",
+            "transaction.state.log.replication.factor": str(copies),
+            "transaction.state.log.min.isr": str(max(1, copies - 1)),
+            "transaction.state.log.num.partitions": "3",
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+            "share.coordinator.state.topic.replication.factor": str(copies),
+            "share.coordinator.state.topic.min.isr": str(max(1, copies - 1)),
+            "default.replication.factor": str(copies),
+            "min.insync.replicas": str(max(1, copies - 1)),
+            **self._extra,
+        }
+        text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        self._properties(node).write_text(text, "utf-8")

@@ -1,0 +1,126 @@
+"""Kafka transactions with one rule: after any failure the producer is thrown away and made anew.
+
+An idempotent producer that met an error may fail for ever after; a new one with the same transactional
+id also aborts what the old one left open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from kafka import errors as kafka_errors
+from kafka.structs import OffsetAndMetadata
+
+from evertally.errors import Fenced, InvalidParameter, ServiceUnavailable
+from evertally.pipelines.kafka.broker import Broker, TopicPartition
+
+__all__ = ["OffsetText", "Outgoing", "Transactions"]
+
+_LOG: Final = logging.getLogger(__name__)
+_WAIT_S: Final = 60.0
+
+
+class Outgoing(NamedTuple):
+    """A record to produce."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+class OffsetText(NamedTuple):
+    """An offset to commit with the text that travels with it."""
+
+    offset: int
+    text: str
+
+
+class Transactions:
+    """A transactional producer that survives its own failures."""
+
+    def __init__(
+        self, broker: Broker, transactional_id: str, *, timeout_ms: int, max_request_bytes: int
+    ) -> None:
+        self._make: Final[Callable[[], Any]] = lambda: broker.producer(
+            transactional_id, timeout_ms=timeout_ms, max_request_bytes=max_request_bytes
+        )
+        self._id: Final = transactional_id
+        self._producer: Any = None
+        self.largest_bytes: Final = max_request_bytes - 4096
+
+    def begin_epoch(self) -> None:
+        """Fence every older producer of this id, and finish or abort what it left open."""
+        self._open()
+
+    def run(
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[TopicPartition, OffsetText] | None = None,
+        membership: object | None = None,
+    ) -> list[int]:
+        """Produce records and commit offsets, all or nothing; returns the records' offsets.
+
+        Raises:
+            Fenced: another producer has this id, or another process this place in the group.
+            ServiceUnavailable: it failed and nothing of it is visible, or its outcome is unknown:
+                read the committed offsets before going on.
+        """
+        for record in records:
+            size = len(record.key or b"") + len(record.value or b"")
+            if size > self.largest_bytes:
+                raise InvalidParameter("kafka.max_request_bytes", size, f"records up to {self.largest_bytes}")
+        if self._producer is None:
+            self._open()
+        producer = self._producer
+        try:
+            producer.begin_transaction()
+            sent = [
+                producer.send(r.topic, key=r.key, value=r.value, partition=r.partition) for r in records
+            ]
+            if offsets:
+                committed = {tp: OffsetAndMetadata(o.offset, o.text, -1) for tp, o in offsets.items()}
+                _finish(producer, lambda manager: manager.send_offsets_to_transaction(committed, membership))
+            _finish(producer, lambda manager: manager.begin_commit())
+            return [future.get(timeout=0).offset for future in sent]
+        except kafka_errors.KafkaError as error:
+            self._discard()
+            cause = type(error).__name__
+            if isinstance(error, kafka_errors.ProducerFencedError | kafka_errors.FencedInstanceIdError):
+                raise Fenced(f"another process has taken this one's place: {cause}") from None
+            raise ServiceUnavailable(f"a Kafka transaction failed: {cause}") from None
+        except BaseException:
+            self._discard()
+            raise
+
+    def close(self) -> None:
+        """Stop the producer; an open transaction is aborted by the next one, or by its timeout."""
+        self._discard()
+
+    def _open(self) -> None:
+        self._discard()
+        producer = self._make()
+        try:
+            producer.init_transactions()
+        except kafka_errors.KafkaError as error:
+            with contextlib.suppress(Exception):
+                producer.close(timeout=0)
+            raise ServiceUnavailable(f"a Kafka producer could not start: {type(error).__name__}") from None
+        self._producer = producer
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(Exception):  # it is gone either way; its transaction is aborted
+                producer.close(timeout=1)
+
+
+def _finish(producer: Any, step: Callable[[Any], Any]) -> None:
+    """One step of a transaction with a deadline: kafka-python itself would wait for ever."""
+    result = step(producer._transaction_manager)
+    producer._sender.wakeup()
+    if not result.wait(timeout_ms=_WAIT_S * 1000):
+        raise kafka_errors.KafkaTimeoutError("a transaction took too long")
