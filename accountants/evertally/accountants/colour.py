@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from evertally.accountants.curve import epsilon_at
 from evertally.accountants.gaussian import gaussian_epsilon
 from evertally.accountants.gram import Gram
 from evertally.accountants.random_allocation import CELLS, DIRECTIONS, RandomAllocationPLD
@@ -65,7 +66,8 @@ def epsilon(
 @lru_cache(maxsize=32)
 def candidates(gram: Gram) -> tuple[int, ...]:
     """Numbers of colours worth trying: the divisors of b and the small ones, each with a smaller overlap
-    than every smaller number of colours (more colours at the same overlap only lose)."""
+    than every smaller number of colours (more colours at the same overlap only lose).
+    """
     b = gram.batches
     divisors = {d for q in range(1, math.isqrt(b) + 1) if b % q == 0 for d in (q, b // q)}
     kept: list[int] = []
@@ -129,18 +131,9 @@ class ColourPLD:
         probability("delta", delta)
         if len(self._parts) == 1:
             return self._parts[0][1].epsilon(delta)
-        low, high = 0.0, gaussian_epsilon(delta * (1.0 - 2.0**-30), math.sqrt(self.gram.maximum) / self.sigma)
-        if self.delta(0.0) <= delta:
-            return 0.0
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if high - low <= 1e-13 * high or middle in (low, high):
-                break
-            if self.delta(middle) <= delta:
-                high = middle
-            else:
-                low = middle
-        return high
+        unamplified = math.sqrt(self.gram.maximum) / self.sigma
+        high = gaussian_epsilon(delta * (1.0 - 2.0**-30), unamplified)
+        return epsilon_at(self.delta, delta, high)
 
 
 @lru_cache(maxsize=4096)

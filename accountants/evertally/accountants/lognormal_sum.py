@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+
+from evertally.accountants.normal import normal_mass
 
 __all__ = [
     "MASS_MARGIN",
@@ -118,7 +119,8 @@ def sum_above(variance: float, copies: int, cells: int) -> Law:
 
 def base_nodes(variance: float, cells: int) -> tuple[float, int, Array]:
     """Step, first index and nodes (logs) of a grid of one lognormal, _TAIL_SDS deviations to both sides
-    under both laws of the pair."""
+    under both laws of the pair.
+    """
     sd = math.sqrt(variance)
     low, high = -variance / 2 - _TAIL_SDS * sd, variance / 2 + _TAIL_SDS * sd
     step = (high - low) / cells
@@ -130,7 +132,7 @@ def base_cells(nodes: Array, variance: float) -> tuple[Array, Array]:
     """Mass and mean of the lognormal in the cells cut by `nodes`, both tails included: shape (n+1,)."""
     sd = math.sqrt(variance)
     edges = np.concatenate([[-np.inf], nodes, [np.inf]])
-    return _normal_mass((edges + variance / 2) / sd), _normal_mass((edges - variance / 2) / sd)
+    return normal_mass((edges + variance / 2) / sd), normal_mass((edges - variance / 2) / sd)
 
 
 def _lognormal_above(variance: float, cells: int) -> _Grid:
@@ -146,12 +148,6 @@ def _lognormal_above(variance: float, cells: int) -> _Grid:
     masses[-1] += q[-1]
     excess = max(0.0, p[-1] - q[-1] * upper[-1])
     return _Grid(step, first, masses, q[0] - at_bottom, excess, 1)
-
-
-def _normal_mass(edges: Array) -> Array:
-    a, b = edges[:-1], edges[1:]
-    flip = a + b > 0
-    return np.asarray(np.where(flip, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a)))
 
 
 def _fitted(grid: _Grid, cells: int) -> _Grid:
@@ -194,7 +190,8 @@ def _aligned(total: _Grid, power: _Grid, cells: int) -> tuple[_Grid, _Grid]:
 
 def _trim(grid: _Grid) -> _Grid:
     """Cut the far ends: upper values fall to the last kept point (their excess is kept as such), lower
-    ones are split between 0 and the first kept point."""
+    ones are split between 0 and the first kept point.
+    """
     values = np.exp((grid.first + np.arange(len(grid.masses))) * grid.step - math.log(grid.copies))
     means = grid.masses * values
     tail_mean = np.cumsum(means[::-1])[::-1]

@@ -31,7 +31,8 @@ Array = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """Sum of `copies` lognormals: cell j holds `masses[j]` at mean `moments[j]/masses[j]`, which lies near
-    [e^{(first+j) step}, e^{(first+j+1) step}] (anything beyond is in the end cells)."""
+    [e^{(first+j) step}, e^{(first+j+1) step}] (anything beyond is in the end cells).
+    """
 
     step: float
     first: int
@@ -97,8 +98,8 @@ def _regridded(grid: _Cells, step: float) -> _Cells:
     return _Cells(
         step,
         first,
-        np.bincount(labels - first, masses),
-        np.bincount(labels - first, moments),
+        np.asarray(np.bincount(labels - first, masses), dtype=np.float64),
+        np.asarray(np.bincount(labels - first, moments), dtype=np.float64),
         grid.copies,
     )
 

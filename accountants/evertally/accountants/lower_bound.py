@@ -3,8 +3,8 @@
 Kahane's inequality turned round: entries of the Gram matrix lowered to a multiple of the identity leave
 random allocation of b bins with orthogonal means of squared norm d = min_i D_i, whose exact privacy loss
 no mechanism with this Gram matrix undercuts. For C >= 0, D_i = G_ii and the bound speaks of the
-dominating pair, which the mechanism attains; with mixed signs D_i = max(|sum_j C_j|^2, sum_j |C_j|^2) over the
-columns of bin i, and the bound speaks of the mechanism itself.
+dominating pair, which the mechanism attains; with mixed signs D_i = max(|sum_j C_j|^2, sum_j |C_j|^2)
+over the columns of bin i, and the bound speaks of the mechanism itself.
 
 Reference: docs/proofs/kahane.md.
 """

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
+from evertally.accountants.curve import epsilon_at
 from evertally.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from evertally.accountants.lognormal_sum import MASS_MARGIN, VALUE_MARGIN, Law, sum_above
 from evertally.accountants.lognormal_sum_below import sum_below
@@ -111,18 +112,8 @@ class RandomAllocationPLD:
     def epsilon(self, delta: float) -> float:
         """Bound on the epsilon at `delta`: from above (upper=True) or from below."""
         delta = probability("delta", delta)
-        low, high = 0.0, gaussian_epsilon(delta, math.sqrt(self._variance + self.gaussian_mu**2))
-        if self.delta(0.0) <= delta:
-            return 0.0
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if high - low <= 1e-13 * high or middle in (low, high):
-                break
-            if self.delta(middle) <= delta:
-                high = middle
-            else:
-                low = middle
-        return high if self.upper else low
+        unamplified = gaussian_epsilon(delta, math.sqrt(self._variance + self.gaussian_mu**2))
+        return epsilon_at(self.delta, delta, unamplified, upper=self.upper)
 
     def _delta_below(self, epsilon: float) -> float:
         if _MIN_VARIANCE <= self._variance <= _MAX_VARIANCE:
