@@ -11,7 +11,8 @@ import hashlib
 import json
 import uuid
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 from evertally.accountants.budget.canonical import canonical_json
 from evertally.accountants.budget.chain import check_row, link, seal_row
@@ -47,6 +48,7 @@ class ScopeRow:
     """A scope as stored."""
 
     scope_id: int
+    definition: str
     scope: Scope
     caps: Caps
     spent: Caps
@@ -212,20 +214,17 @@ def row_bytes(row: ChargeRow) -> bytes:
     return canonical_json("charge row", list(row)).encode()
 
 
-def _scope_row(key: bytes, row: tuple[object, ...]) -> ScopeRow:
+def _scope_row(key: bytes, row: tuple[Any, ...]) -> ScopeRow:
     scope_id, name, definition, *amounts, seq, chain, mac = row
-    check_row(key, b"scope", bytes(mac), f"scope {name}", definition, *amounts, seq, bytes(chain))  # type: ignore[call-overload]
-    fields = json.loads(str(definition))
-    fields["disjoint"] = tuple(fields["disjoint"])
-    numbers = [int(str(amount)) for amount in amounts]
-    return ScopeRow(
-        int(str(scope_id)),
-        Scope(**fields),
-        Caps(*numbers[:3]),
-        Caps(*numbers[3:]),
-        int(str(seq)),
-        bytes(chain),  # type: ignore[call-overload]
-    )
+    check_row(key, b"scope", bytes(mac), f"scope {name}", definition, *amounts, seq, bytes(chain))
+    caps, spent = Caps(*amounts[:3]), Caps(*amounts[3:])
+    return ScopeRow(scope_id, definition, _scope_of(definition), caps, spent, seq, bytes(chain))
+
+
+@lru_cache(maxsize=4096)
+def _scope_of(definition: str) -> Scope:
+    fields = json.loads(definition)
+    return Scope(**{**fields, "disjoint": tuple(fields["disjoint"])})
 
 
 def _answered(tx: Transaction, request: ChargeRequest, digest: bytes) -> Receipt | None:
@@ -323,7 +322,7 @@ def _append(
     )
     caps = row.caps
     mac = seal_row(
-        *(key, b"scope", row.scope.definition(), caps.main, caps.epsilon, caps.delta),
+        *(key, b"scope", row.definition, caps.main, caps.epsilon, caps.delta),
         *(spent.main, spent.epsilon, spent.delta, entry.seq, chain),
     )
     changed = tx.rows(

@@ -218,8 +218,11 @@ class LedgerStore(Protocol):
         """
         ...
 
-    def expire(self, charge_id: str | None = None) -> int:
-        """Return undrawn reservations whose time is over (or the named one, at once); how many."""
+    def expire(self, charge_id: str | None = None, principal: str = "local") -> int:
+        """Return undrawn reservations whose time is over (or the principal's named one, at once); how many.
+
+        Raises InvalidParameter for a charge that is committed: nothing is refunded.
+        """
         ...
 
     def charge(self, request: ChargeRequest) -> Receipt:

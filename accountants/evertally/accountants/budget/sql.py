@@ -1,6 +1,6 @@
 """What the ledger needs of a database, and the group commit in front of it.
 
-Threads that want to write queue up; the one that gets the lock runs every waiting piece of work in one
+Threads that want to write queue up; one of them leads and runs every waiting piece of work in one
 durable transaction, each behind its own savepoint, so that one fsync serves them all and one refusal
 undoes only its own work. There is no thread in the background: nothing to stop, nothing lost in a fork.
 """
@@ -84,12 +84,13 @@ class Backend(Protocol):
 
 
 class _Job(Generic[T]):
-    __slots__ = ("done", "error", "locks", "value", "work")
+    __slots__ = ("error", "leads", "locks", "value", "wake", "work")
 
     def __init__(self, work: Callable[[Transaction], T], locks: tuple[str, ...]) -> None:
         self.work = work
         self.locks = locks
-        self.done = False
+        self.wake = threading.Event()
+        self.leads = False
         self.value: T | None = None
         self.error: BaseException | None = None
 
@@ -100,7 +101,8 @@ class Writer:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._queue: deque[_Job[Any]] = deque()
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
+        self._busy = False
         self._pid = os.getpid()
 
     def run(self, work: Callable[[Transaction], T], *locks: str) -> T:
@@ -113,28 +115,54 @@ class Writer:
         if os.getpid() != self._pid:
             raise IntegrityError("a ledger opened before a fork cannot be used after it; open it again")
         job = _Job(work, locks)
-        self._queue.append(job)
-        with self._lock:
-            if not job.done:
-                self._drain(job)
+        with self._mutex:
+            self._queue.append(job)
+            job.leads = not self._busy
+            self._busy = True
+        if not job.leads:
+            self._await(job)
+        if job.leads:
+            self._lead(job)
         if job.error is not None:
             raise job.error
         return job.value  # type: ignore[return-value]  # set wherever there is no error
 
-    def _drain(self, own: _Job[Any]) -> None:
-        while not own.done:
+    def _await(self, job: _Job[Any]) -> None:
+        """Wait until the job is done or has become the next leader."""
+        try:
+            job.wake.wait()
+        except BaseException:  # an interrupt: leave the queue, and hand leadership on
+            with self._mutex:
+                if job in self._queue:
+                    self._queue.remove(job)
+                if job.leads:
+                    self._promote()
+            raise
+
+    def _lead(self, own: _Job[Any]) -> None:
+        """Run everything that waits, the own job first, in one transaction; then the next one leads."""
+        with self._mutex:
             jobs = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
-            try:
-                self._commit(jobs)
-            except StorageError as failure:
-                for job in jobs:
-                    job.error = failure.error
-            except BaseException as failure:  # an interrupt: tell every waiting caller, then go on raising
-                for job in jobs:
-                    job.error = job.error or ServiceUnavailable("the ledger's writer was interrupted")
-                own.error = failure
+        try:
+            self._commit(jobs)
+        except StorageError as failure:
             for job in jobs:
-                job.done = True
+                job.error = failure.error
+        except BaseException as failure:  # an interrupt: every caller hears of it, this one as it is
+            for job in jobs:
+                job.error = ServiceUnavailable("the ledger's writer was interrupted")
+            own.error = failure
+        finally:
+            with self._mutex:
+                self._promote()
+            for job in jobs:
+                job.wake.set()
+
+    def _promote(self) -> None:
+        self._busy = bool(self._queue)
+        if self._busy:
+            self._queue[0].leads = True
+            self._queue[0].wake.set()
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
         locks = tuple(sorted({lock for job in jobs for lock in job.locks}))

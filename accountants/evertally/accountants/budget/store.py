@@ -37,8 +37,12 @@ class SqlLedger:
         self._key = chain_key
         self._scopes: dict[str, Scope] = {}
         self._opened: dict[tuple[str, int], tuple[int, OpenedStream]] = {}
-        if not backend.read(lambda tx: is_current(tx, chain_key)):
-            self._writer.run(lambda tx: migrate(tx, dialect, chain_key), "schema")
+        try:
+            if not backend.read(lambda tx: is_current(tx, chain_key)):
+                self._writer.run(lambda tx: migrate(tx, dialect, chain_key), "schema")
+        except BaseException:
+            backend.close()
+            raise
 
     def create_scope(self, scope: Scope) -> ScopeStatus:
         """See `LedgerStore`."""

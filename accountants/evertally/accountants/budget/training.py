@@ -13,7 +13,7 @@ from evertally.accountants.budget.amounts import Amount, decimal_text, exact
 from evertally.accountants.budget.canonical import canonical_json
 from evertally.accountants.budget.loss import Loss
 from evertally.accountants.budget.scopes import Scope
-from evertally.errors import InvalidParameter
+from evertally.errors import InvalidParameter, UnsupportedMechanism
 
 __all__ = ["TrainingLine"]
 
@@ -86,8 +86,11 @@ class TrainingLine:
             return Loss(epsilon=Fraction(bound.value), delta=delta)
         if scope.renyi_order is None:
             return Loss(renyi=0.0)  # refused by the gaussian filter whatever its value is
-        bound = accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order)
-        return Loss(renyi=float(getattr(bound, "value", bound)))
+        if not isinstance(participation, accountants.BallsInBins):
+            raise UnsupportedMechanism(
+                "a Renyi line needs participation by BallsInBins; others enter with own_delta"
+            )
+        return Loss(renyi=accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order))
 
 
 def _described(accountants: Any, field: str, text: str) -> object:

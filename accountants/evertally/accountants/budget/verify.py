@@ -44,7 +44,7 @@ class _Replay:
         if before is not None or row.event not in ("reserved", "committed"):
             return "is out of order"
         price = cost(scope, request_from_json(json.loads(row.line), row.principal))
-        self.lines[row.charge_id] = row.line, row.main
+        self.lines[row.charge_id] = row.line, price.main
         due = self._join(row.line, price.main)
         short = row.main < due or row.epsilon < price.epsilon or row.delta < price.delta
         return "charges less than its line costs" if short else ""

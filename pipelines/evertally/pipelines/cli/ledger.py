@@ -1,0 +1,149 @@
+"""`evertally ledger verify` and `evertally ledger show`: what a holder of the ledger may look at.
+
+Both read public rows only. Sealed states are neither opened nor printed, not even their length.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evertally.accountants.budget import STATEMENT, LedgerStore, OpenedStream, ScopeStatus, open_ledger
+from evertally.errors import EvertallyError
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at a ledger and check it.", no_args_is_help=True)
+
+Location = Annotated[str, typer.Argument(help="Path of a SQLite ledger, or a postgresql:// address.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", help="Chain key; PATH.chainkey beside a SQLite ledger by default."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def verify(location: Location, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Walk every chain and recompute every charge; exit code 4 when something does not fit.
+
+    Checks hash chains, contiguous ticks, one row for each key and tick, recomputed costs, and spend <= cap
+    after every charge. Reservations that were never committed count as spent.
+    """
+    ledger = _open(location, key_file)
+    try:
+        report = ledger.verify()
+    except EvertallyError as error:
+        raise _exit(error) from None
+    finally:
+        ledger.close()
+    counts = {
+        "scopes": report.scopes,
+        "charges": report.charges,
+        "shards": report.shards,
+        "released_rows": report.releases,
+    }
+    if as_json:
+        print(json.dumps({"ok": report.ok, **counts, "problems": list(report.problems)}))
+    else:
+        print(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items()))
+        for problem in report.problems:
+            print(f"problem: {problem}")
+        print(
+            "the ledger is whole"
+            if report.ok
+            else f"{len(report.problems)} problems: release nothing from it"
+        )
+    if not report.ok:
+        raise typer.Exit(4)
+
+
+@app.command()
+def show(location: Location, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Print scopes with spend against cap, and streams with how far they are released (units: ticks)."""
+    ledger = _open(location, key_file)
+    try:
+        scopes = [_scope(status) for status in ledger.scopes()]
+        streams = [_stream(ledger, stream) for stream in ledger.streams()]
+    except EvertallyError as error:
+        raise _exit(error) from None
+    finally:
+        ledger.close()
+    if as_json:
+        print(json.dumps({"statement": STATEMENT, "scopes": scopes, "streams": streams}))
+        return
+    for scope in scopes:
+        print(
+            f"scope {scope['name']}: epsilon <= {scope['epsilon_cap']}, delta <= {scope['delta_cap']}"
+            f" for one {scope['unit']} ({scope['adjacency']}); spent {scope['spent']} of {scope['cap']}"
+            f" {scope['in']}, {scope['charges']} rows"
+        )
+    for stream in streams:
+        print(
+            f"stream {stream['name']}, incarnation {stream['incarnation']}: {stream['keys']} keys,"
+            f" scope {stream['scope']}"
+        )
+        for shard in stream["shards"]:  # type: ignore[attr-defined]  # a list made below
+            print(
+                f"  shard {shard['shard']}: tick {shard['t']}, published to {shard['published_t']},"
+                f" folded to {shard['folded_t']}, epoch {shard['epoch']}, chain {shard['chain'][:16]}"
+            )
+    print(STATEMENT)
+
+
+def _open(location: str, key_file: Path | None) -> LedgerStore:
+    try:
+        return open_ledger(location, key_file=key_file, create=False)
+    except EvertallyError as error:
+        raise _exit(error) from None
+
+
+def _exit(error: EvertallyError) -> typer.Exit:
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(error.exit_code)
+
+
+def _scope(status: ScopeStatus) -> dict[str, object]:
+    scope = status.scope
+    return {
+        "name": scope.name,
+        "unit": scope.unit,
+        "adjacency": scope.adjacency,
+        "epsilon_cap": scope.epsilon_cap,
+        "delta_cap": scope.delta_cap,
+        "in": scope.main_unit,
+        "spent": status.spent.main,
+        "cap": status.caps.main,
+        "delta_lines_spent_atto": status.spent.delta,
+        "delta_lines_cap_atto": status.caps.delta,
+        "charges": status.rows,
+        "chain": status.chain.hex(),
+    }
+
+
+def _stream(ledger: LedgerStore, stream: OpenedStream) -> dict[str, object]:
+    shards = []
+    for shard in range(stream.shards):
+        head = ledger.head(stream.shard(shard))
+        shards.append(
+            {
+                "shard": shard,
+                "t": head.t,
+                "published_t": head.published_t,
+                "folded_t": head.folded_t,
+                "epoch": head.epoch,
+                "chain": head.chain.hex(),
+            }
+        )
+    return {
+        "name": stream.name,
+        "incarnation": stream.incarnation,
+        "keys": len(stream.keys),
+        "scope": stream.scope,
+        "charge_id": stream.charge_id,
+        "descriptor": stream.descriptor,
+        "shards": shards,
+    }

@@ -1,0 +1,88 @@
+"""Shared fixtures: a real PostgreSQL server, started once for the whole run where its programs are found."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _postgres_programs() -> Path | None:
+    for folder in [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), *_on_path()]:
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+            return folder
+    return None
+
+
+def _on_path() -> list[Path]:
+    found = shutil.which("initdb")
+    return [Path(found).resolve().parent] if found else []
+
+
+def _missing(reason: str) -> None:
+    if os.environ.get("CI", "").lower() == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """Socket directory of a private server; it listens on no network."""
+    programs = _postgres_programs()
+    if programs is None:
+        _missing("no PostgreSQL: initdb and pg_ctl were not found")
+        return
+    as_postgres: list[str] = []
+    folder = Path(tempfile.mkdtemp(prefix="evertally-pg-", dir="/tmp"))
+    if os.getuid() == 0:  # initdb refuses root
+        try:
+            account = pwd.getpwnam("postgres")
+        except KeyError:
+            _missing("no PostgreSQL: running as root without a user named postgres")
+            return
+        os.chown(folder, account.pw_uid, account.pw_gid)
+        as_postgres = ["runuser", "-u", "postgres", "--"]
+    data = folder / "data"
+
+    def call(*arguments: str) -> None:
+        done = subprocess.run(  # noqa: PLW1510 - the assertion below shows the output
+            [*as_postgres, *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    call(
+        str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"
+    )
+    options = f"-c listen_addresses='' -k {folder} -c max_connections=100"
+    control = str(programs / "pg_ctl")
+    try:
+        call(control, "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+        try:
+            yield str(folder)
+        finally:
+            call(control, "-D", str(data), "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres_address(postgres_server: str) -> str:
+    """Address of a fresh, empty database."""
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(f"postgresql://postgres@/postgres?host={postgres_server}", autocommit=True) as admin:
+        admin.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]  # a name made above
+    return f"postgresql://postgres@/{name}?host={postgres_server}"
