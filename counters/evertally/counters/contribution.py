@@ -66,8 +66,6 @@ class Contribution:
         if not (math.isfinite(squared) and squared > 0.0):
             raise UnsupportedMechanism(f"{factorization.mechanism_id} has no finite sensitivity here")
         scale = self.clip * self.per_tick * self._adjacency_factor(factorization)
-        if scale > 2.0**80:
-            raise UnsupportedMechanism("clip x per_tick is too large for any useful noise")
         return math.sqrt(squared) * scale * (1.0 + 2.0**-50)
 
     def touched_counters(self, counters: int) -> int:

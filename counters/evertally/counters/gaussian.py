@@ -9,6 +9,7 @@ on every machine (docs/proofs/snapped-mechanism.md, "Exactly rounded draws").
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -32,6 +33,9 @@ _SMALLEST_FAST: Final = np.uint64(1 << 20)
 _LOW_63: Final = np.uint64((1 << 63) - 1)
 _INVERSE_SQRT_2PI: Final = 0.3989422804014327
 
+_SLICE: Final = 1 << 13
+_LOCAL: Final = threading.local()
+
 UInt64Array = NDArray[np.uint64]
 MoreBits = Callable[[int, int], int]
 
@@ -51,6 +55,15 @@ def exact_gaussians(high: UInt64Array, low: UInt64Array, more_bits: MoreBits) ->
     Guarantees:
         - correctly rounded for every input, whatever `ndtri` returns within its certified error.
     """
+    result = np.empty(len(high), dtype=np.int64)
+    for first in range(0, len(high), _SLICE):
+        part = slice(first, first + _SLICE)
+        result[part] = _draw(high[part], low[part], first, more_bits)
+    return result
+
+
+def _draw(high: UInt64Array, low: UInt64Array, first: int, more_bits: MoreBits) -> NDArray[np.int64]:
+    """One cache-sized slice whose first draw has index `first`."""
     tail = high & _LOW_63
     x = -ndtri((tail.astype(np.float64) + 0.5) * 2.0**-64)
     y = _SCALE * x
@@ -61,7 +74,7 @@ def exact_gaussians(high: UInt64Array, low: UInt64Array, more_bits: MoreBits) ->
     result = np.where(settled, magnitude, 0.0).astype(np.int64)
     for index in np.flatnonzero(~settled):
         i = int(index)
-        result[i] = _settle((int(tail[i]) << 64) | int(low[i]), i, more_bits)
+        result[i] = _settle((int(tail[i]) << 64) | int(low[i]), first + i, more_bits)
     return np.where(high >> np.uint64(63), -result, result)
 
 
@@ -77,9 +90,16 @@ def _settle(bits: int, index: int, more_bits: MoreBits) -> int:
     raise IntegrityError("a Gaussian draw stayed undecided; the random bits are not random")
 
 
+def _context() -> mpmath.MPContext:
+    """A context of this thread's own: mpmath's precision is a global of the context it belongs to."""
+    if not hasattr(_LOCAL, "context"):
+        _LOCAL.context = mpmath.MPContext()
+    return _LOCAL.context
+
+
 def _decide(bits: int, width: int) -> int | None:
     """The magnitude n with Q((n+1/2) 2^-30) < p <= Q((n-1/2) 2^-30) for all p in the cell, or None."""
-    context = mpmath.mp.clone()  # mpmath's precision is global; a context of our own leaves it alone
+    context = _context()
     context.prec = width + 96
     smallest = context.ldexp(bits, -width)
     largest = context.ldexp(bits + 1, -width)
@@ -104,11 +124,9 @@ def _decide(bits: int, width: int) -> int | None:
 
 
 def _nearest(context: mpmath.MPContext, probability: mpmath.mpf) -> int:
-    """nint(2^30 Q^{-1}(probability)) to within a unit or so: Newton on log Q from the float quantile."""
-    x = context.mpf(-float(ndtri(max(float(probability), 1e-300))))
-    target = context.log(probability)
-    for _ in range(6):
-        tail = context.erfc(x / context.sqrt(2)) / 2
-        density = context.exp(-x * x / 2) / context.sqrt(2 * context.pi)
-        x += (context.log(tail) - target) * tail / density
+    """nint(2^30 Q^{-1}(probability)) to within a few units; probability is positive.
+
+    The float quantile of a double is that near wherever the tail is above 2^-200; `_decide` walks the rest.
+    """
+    x = context.mpf(-float(ndtri(float(probability))))
     return int(context.nint(context.ldexp(x, GRID_BITS)))

@@ -8,6 +8,7 @@ The floor inside a state is not amplified by the mechanism (docs/proofs/snapped-
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Final, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from evertally.counters.encoding import pack_integers, unpack_integers
 from evertally.counters.factorization import NoiseEngine, NoiseSource
-from evertally.counters.rational_kernel import run_one_key
+from evertally.counters.rational_kernel import run_many_keys, run_one_key
 from evertally.errors import IntegrityError
 
 __all__ = ["FRACTION_BITS", "STATE_LIMIT_BITS", "rational_engine"]
@@ -96,12 +97,9 @@ class OneKeyEngine:
     def _advance(self, z: int) -> int:
         kept = [s - (s >> k) for s, k in zip(self._states, self._exponents, strict=False)]
         kept.append(self._states[-1])
-        total = self._half
-        for w, d in zip(self._weights, kept, strict=True):
-            total += w * d
         fresh = z << FRACTION_BITS
         self._states = [d + fresh for d in kept]
-        return total >> self._shift
+        return sum(map(mul, self._weights, kept), self._half) >> self._shift
 
 
 class ManyKeyEngine:
@@ -138,12 +136,14 @@ class ManyKeyEngine:
         noise = np.empty_like(draws)
         for i in range(count):
             self._widen_when_due()
-            if self._states.dtype == np.int64:
+            if self._states.dtype != np.int64:
+                noise[i] = self._advance_wide(draws[i])
+            elif (compiled := self._compiled(draws[i])) is not None:
+                noise[i] = compiled
+            else:
                 for low in range(0, draws.shape[1], _KEYS_A_SLICE):
                     part = slice(low, low + _KEYS_A_SLICE)
                     noise[i, part] = self._advance(part, draws[i, part])
-            else:
-                noise[i] = self._advance_wide(draws[i])
             self._t += 1
         return draws, noise
 
@@ -172,6 +172,13 @@ class ManyKeyEngine:
             if int(self._states.max()) >= limit or int(self._states.min()) <= -limit:
                 self._states = self._states.astype(object)
         self._unchecked = (self._unchecked + 1) % _CHECK_TICKS
+
+    def _compiled(self, z: IntArray) -> IntArray | None:
+        if self._weight_bits != 32:
+            return None
+        states = cast(IntArray, self._states)
+        weights = np.array(self._weights, dtype=np.int64)
+        return run_many_keys(z, states, self._exponents[:, 0], weights, FRACTION_BITS)
 
     def _advance(self, part: slice, z: IntArray) -> IntArray:
         states = cast(IntArray, self._states[:, part])

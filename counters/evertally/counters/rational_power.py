@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Final
 
 from evertally.counters.encoding import pack_integers, unpack_integers
@@ -28,9 +29,7 @@ class RationalPowerTrack:
 
     def step(self) -> float:
         """Advance one tick and return sum_{k<t} l_k^2."""
-        coefficient = self._pole + self._rest
-        for w, p in zip(self._weights, self._powers, strict=True):
-            coefficient += w * p
+        coefficient = sum(map(mul, self._weights, self._powers), self._pole + self._rest)
         self._rest = 0
         self._powers = [p - (p >> k) for p, k in zip(self._powers, self._exponents, strict=True)]
         coefficient >>= self._weight_bits
