@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import multiprocessing
 import pickle
-from typing import Literal
+from typing import Any, Literal
 
 import mpmath
 import numpy as np
@@ -98,7 +98,7 @@ def _child_draws(queue: multiprocessing.Queue[list[int]]) -> None:
 def test_workers_draw_the_same_noise_for_the_same_tick(method: Literal["fork", "spawn"]) -> None:
     """Same (key, t) in any process: the same value; the ledger decides who may publish it."""
     mine = KeyedNoise(noise_key(incarnation=5)).block(1, 8)[:, 0].tolist()
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     queue: multiprocessing.Queue[list[int]] = context.Queue()
     workers = [context.Process(target=_child_draws, args=(queue,)) for _ in range(2)]
     for worker in workers:
