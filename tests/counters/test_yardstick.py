@@ -6,7 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from evertally.counters.yardstick import power_coefficients, yardstick, yardstick_variance
+from evertally.counters.power_series import extended_power_coefficients, power_coefficients, power_noise_power
+from evertally.counters.yardstick import yardstick, yardstick_variance
 from evertally.errors import InvalidParameter
 
 # arXiv 2506.15018 compares with the square root at T = t; values recomputed at 30 digits.
@@ -48,11 +49,25 @@ def test_small_values_are_the_rational_sums() -> None:
 
 @pytest.mark.parametrize("power", [0.3, 0.5, 0.7, 1.0])
 def test_power_coefficients_against_the_gamma_function(power: float) -> None:
-    c = power_coefficients(power, 3000)
-    for k in (0, 1, 17, 2999):
-        with mpmath.workdps(30):
-            want = mpmath.rf(mpmath.mpf(power), k) / mpmath.factorial(k)
-        assert c[k] == pytest.approx(float(want), rel=1e-15)
+    c = extended_power_coefficients(power, 10**5)
+    for k in (0, 1, 17, 255, 256, 257, 400, 2999, 99999):
+        with mpmath.workdps(40):
+            want = mpmath.gammaprod([mpmath.mpf(power) + k], [mpmath.mpf(power), k + 1])
+            error = mpmath.mpf(np.format_float_scientific(c[k], precision=25)) / want - 1
+        # 2^-61, the bound that the FFT engine relies on; 2^-50 in double precision.
+        assert abs(float(error)) < 2.0**-61
+        assert power_coefficients(power, 10**5)[k] == pytest.approx(float(want), rel=2.0**-52)
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 0.55, 0.75, 1.0])
+@pytest.mark.parametrize("t", [1, 2, 255, 256, 257, 5000, 2**16])
+def test_power_sums_against_the_coefficients(power: float, t: int) -> None:
+    want = float((extended_power_coefficients(power, t)[::-1] ** 2).sum())
+    assert power_noise_power(power, t) == pytest.approx(want, rel=1e-14)
+
+
+def test_power_sums_of_the_square_root_are_the_yardstick() -> None:
+    assert power_noise_power(0.5, 2**40) == pytest.approx(yardstick(2**40), rel=1e-14)
 
 
 def test_the_square_of_the_square_root_is_the_counting_matrix() -> None:

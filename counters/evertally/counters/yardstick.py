@@ -11,31 +11,16 @@ import math
 from functools import cache
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from evertally.counters.power_series import power_coefficients
+from evertally.validation import positive_integer
 
-from evertally.validation import positive_integer, positive_real
-
-__all__ = ["power_coefficients", "yardstick", "yardstick_variance"]
+__all__ = ["yardstick", "yardstick_variance"]
 
 _EXACT_UP_TO: Final = 64
 _EULER: Final = 0.5772156649015329
 _CONSTANT: Final = _EULER + 4.0 * math.log(2.0)
 # pi V_t - ln x - constant in powers of 1/x^2 at x = t - 1/4; the next term is below 2e-15 from t = 64 on.
 _TAIL: Final = (11 / 192, -1541 / 122880, 63433 / 8257536)
-
-
-def power_coefficients(power: float, n: int) -> NDArray[np.float64]:
-    """Coefficients 0 .. n-1 of (1-z)^(-power), shape (n,), for 0 < power <= 1.
-
-    >>> power_coefficients(0.5, 4).tolist()
-    [1.0, 0.5, 0.375, 0.3125]
-    """
-    positive_real("power", power, high=1.0)
-    k = np.arange(1, positive_integer("n", n), dtype=np.longdouble)
-    # The running product is taken in extended precision: 2^24 factors in doubles would cost 2e-9.
-    ratios = np.concatenate([np.ones(1, dtype=np.longdouble), (k - 1.0 + power) / k])
-    return np.asarray(np.cumprod(ratios), dtype=np.float64)
 
 
 def yardstick(t: int) -> float:
