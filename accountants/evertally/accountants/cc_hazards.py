@@ -36,6 +36,7 @@ TEMPERATURES = (math.inf, 0.1, 10**-0.5, 1.0, 10**0.5, 10.0)
 _BISECTIONS = 60
 _OPERATIONS_A_SECOND = 4e9
 _MEANS_MAX = 2e7
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class HazardTests:
         if self.count:
             tau = self.thresholds(sigma, bad_event / self.count, direction).max(axis=1)
         odds = np.where(self.informed, tau, 0.0) + log_before
+        odds[self.before == 0] = -700.0
         return np.asarray(np.minimum(1.0, (1.0 + 1e-12) / (1.0 + np.exp(np.clip(odds, -700.0, 700.0)))))
 
 
@@ -117,11 +119,11 @@ def identity_tests(batches: int, epochs: int, temperatures: tuple[float, ...] = 
     norm = (row // batches).astype(np.float64)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.exp(-1.0 / np.array(temperatures))[None, :]
-        psi_open = 1.0 / np.maximum(open_ + ratio * passed, 1e-300)
+        psi_open = np.where(open_ + passed > 0, 1.0 / (open_ + ratio * passed), 0.0)
         psi_passed = np.where(open_ + passed > 0, ratio * psi_open, 0.0)
         kl = _entropy_term(open_, psi_open, batches) + _entropy_term(passed, psi_passed, batches)
     average = passed * psi_passed * (norm + 1.0) + open_ * psi_open * norm
-    offset = -(average - norm) / 2.0
+    offset = -(average - norm) / 2.0 - _ROUNDING * (norm + 1.0)
     groups = np.stack(
         [psi_passed * (norm + 1.0), psi_open * norm, np.broadcast_to(-norm, psi_open.shape)], axis=2
     )
@@ -160,7 +162,7 @@ def dense_tests(
             before[i] = False
             psi, kl = _softmin(diagonal[i] + diagonal - 2.0 * gram[i], before, temperatures)
             mixed = psi @ gram
-            offset = -(psi @ diagonal - diagonal[i]) / 2.0
+            offset = -(psi @ diagonal - diagonal[i]) / 2.0 - _ROUNDING * float(diagonal.max())
             shifts = np.sort(mixed - gram[i][None, :] + offset[:, None], axis=1)
             square = np.einsum("tb,tb->t", mixed, psi) - 2.0 * mixed[:, i] + diagonal[i]
             # square is rounded up a little: more spread is the safe side
@@ -170,7 +172,7 @@ def dense_tests(
                     n,
                     float(means[n, i]),
                     int(before.sum()),
-                    bool(gram.any()),
+                    bool(gram.any() and before.any()),
                     shifts[:, starts],
                     offset,
                     spread,

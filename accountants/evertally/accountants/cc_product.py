@@ -25,6 +25,7 @@ _RATIOS = (1.01, 1.02, 1.05, 1.1, 1.25, 1.6, 2.5, 10.0)
 _KINDS_MAX = 400
 _STEP = 1e-3
 _POINTS_MAX = 10_000
+_STEP_SHARE = 0.5
 
 Mixture = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -37,7 +38,7 @@ def row_mixtures(tests: HazardTests, hazards: Array, ratio: float) -> Counter[Mi
     rounded = np.where(tests.informed, np.maximum(rounded, hazards), hazards)
     rows: Counter[Mixture] = Counter()
     for part in np.split(np.arange(len(tests.row)), np.flatnonzero(np.diff(tests.row)) + 1):
-        means = tuple(float(np.format_float_positional(m, 15)) for m in tests.mean[part])
+        means = tuple((np.ceil(tests.mean[part] * 1e12) / 1e12 * (1.0 + 2.0**-50)).tolist())
         rows[means, tuple(rounded[part].tolist())] += 1
     return rows
 
@@ -51,8 +52,7 @@ def product_pld(tests: HazardTests, hazards: Array, sigma: float, epsilon: float
         rows = row_mixtures(tests, hazards, ratio)
         if len(rows) <= _KINDS_MAX:
             break
-    mu = float(tests.mean.max()) / sigma
-    step = max(_STEP, mu * (0.5 * mu + 9.5) / _POINTS_MAX)
+    step = _step(tests, hazards, sigma)
     parts: list[tuple[PLD, int]] = []
     for (means, row_hazards), count in rows.items():
         h = np.array(row_hazards)
@@ -61,3 +61,12 @@ def product_pld(tests: HazardTests, hazards: Array, sigma: float, epsilon: float
         pld = mixture_pld(np.append(weights, rest), np.append(means, 0.0), sigma, step, direction)
         parts.append((pld, count))
     return compose(parts, epsilon)
+
+
+def _step(tests: HazardTests, hazards: Array, sigma: float) -> float:
+    """Fine against the spread of one row's loss, but not beyond the points that can be afforded."""
+    mu = tests.mean / sigma
+    variances = hazards**2 * np.expm1(np.minimum(mu**2, 600.0))
+    spread = math.sqrt(float(variances.sum()) / tests.rows)
+    top = float(mu.max())
+    return max(min(_STEP, _STEP_SHARE * spread), top * (0.5 * top + 9.5) / _POINTS_MAX)

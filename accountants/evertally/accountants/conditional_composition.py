@@ -33,6 +33,7 @@ __all__ = [
 SHARES = (0.05, 0.1, 0.3, 0.5)
 """Shares of delta that are tried for the probability of the bad event."""
 TIME_BUDGET_S = 30.0
+_MU_MAX = 24.0
 _EVENTS = tuple(10.0**-exponent for exponent in range(2, 14))
 
 
@@ -49,9 +50,15 @@ class ConditionalComposition:
 
     def delta(self, sigma: float, epsilon: float, direction: str, delta_event: float) -> float:
         """Upper bound on delta at `epsilon` with probability `delta_event` spent on the bad event."""
+        if self.hopeless(sigma):
+            return 1.0
         hazards = self.tests.hazards(sigma, delta_event, direction)
         spent = delta_event if self.tests.count else 0.0
         return min(1.0, product_pld(self.tests, hazards, sigma, epsilon, direction).delta(epsilon) + spent)
+
+    def hopeless(self, sigma: float) -> bool:
+        """Whether one row alone loses so much that its masses leave the double range."""
+        return float(self.tests.mean.max()) > _MU_MAX * sigma
 
 
 @lru_cache(maxsize=8)
@@ -105,7 +112,7 @@ def epsilon(
     one_of("direction", direction, DIRECTIONS)
     probability("delta", delta)
     bound = prepared(gram, temperatures, time_budget_s)
-    if bound is None:
+    if bound is None or bound.hopeless(sigma):
         return None
     found = []
     for share in shares:

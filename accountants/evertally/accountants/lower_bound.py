@@ -12,6 +12,7 @@ Reference: docs/proofs/kahane.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evertally.accountants.bound import LowerScope
@@ -30,21 +31,25 @@ class LowerBound:
     scope: LowerScope
 
 
-def delta(gram: Gram, sigma: float, epsilon: float, cells: int = CELLS) -> LowerBound:
-    """Lower bound on delta at `epsilon`, the larger of the two directions."""
-    plds = _plds(gram, sigma, cells)
+def delta(
+    gram: Gram, sigma: float, epsilon: float, cells: int = CELLS, directions: Sequence[str] = DIRECTIONS
+) -> LowerBound:
+    """Lower bound on delta at `epsilon`, the largest over `directions`."""
+    plds = _plds(gram, sigma, cells, directions)
     return LowerBound(max((pld.delta(epsilon) for pld in plds), default=0.0), gram.lower_scope)
 
 
-def epsilon(gram: Gram, sigma: float, delta: float, cells: int = CELLS) -> LowerBound:
-    """Lower bound on the epsilon at `delta`, the larger of the two directions."""
-    plds = _plds(gram, sigma, cells)
+def epsilon(
+    gram: Gram, sigma: float, delta: float, cells: int = CELLS, directions: Sequence[str] = DIRECTIONS
+) -> LowerBound:
+    """Lower bound on the epsilon at `delta`, the largest over `directions`."""
+    plds = _plds(gram, sigma, cells, directions)
     return LowerBound(max((pld.epsilon(delta) for pld in plds), default=0.0), gram.lower_scope)
 
 
-def _plds(gram: Gram, sigma: float, cells: int) -> list[RandomAllocationPLD]:
+def _plds(gram: Gram, sigma: float, cells: int, directions: Sequence[str]) -> list[RandomAllocationPLD]:
     positive_real("sigma", sigma)
     if gram.lower_diagonal <= 0.0:
         return []
     scaled = sigma / math.sqrt(gram.lower_diagonal)
-    return [RandomAllocationPLD(gram.batches, scaled, d, upper=False, cells=cells) for d in DIRECTIONS]
+    return [RandomAllocationPLD(gram.batches, scaled, d, upper=False, cells=cells) for d in directions]

@@ -34,7 +34,8 @@ _TAIL_SDS = 9.5
 _LOSS_MARGIN = 4e-12
 _MASS_MARGIN = 4e-12
 _LOG_TAIL = math.log(1e-20)
-_TILTS = np.concatenate([[0.0], np.geomspace(0.05, 400.0, 60)])
+_TILTS = 60
+_TILT_RANGE = 1e-5
 _LARGEST_EXPONENT = 600.0
 
 
@@ -108,7 +109,8 @@ def mixture_pld(weights: Array, means: Array, sigma: float, step: float, directi
 
     ends = np.array([-_TAIL_SDS, float(shifts.max()) + _TAIL_SDS])
     bottom, top = loss(ends)[0]
-    first, last = math.floor(bottom / step), math.ceil(top / step)
+    first = math.floor(bottom / step)
+    last = max(math.ceil(top / step), first + 1)
     nodes = np.arange(first, last + 1) * step
     edges, deviation = _invert(loss, nodes[1:-1], ends, min(4096, 2 * len(nodes) + 32))
     bounds = np.concatenate([[-np.inf], edges, [np.inf]])
@@ -146,8 +148,9 @@ def compose(parts: Sequence[tuple[PLD, int]], epsilon: float) -> PLD:
     counts = np.array([count for _, count in parts])
     start, table = _table([pld for pld, _ in parts])
     losses = (start + np.arange(table.shape[1])) * step
-    tilts = _TILTS[_TILTS * max(losses[-1], -losses[0], 0.1) <= _LARGEST_EXPONENT]
-    tilts = np.concatenate([-tilts[:0:-1], tilts])
+    largest = _LARGEST_EXPONENT / max(losses[-1], -losses[0])
+    rising = np.geomspace(_TILT_RANGE * largest, largest, _TILTS)
+    tilts = np.concatenate([-rising[::-1], [0.0], rising])
     moments = counts @ np.log(table @ np.exp(losses[:, None] * tilts[None, :]))
     at = int(np.argmin(np.where(tilts >= 0.0, moments - tilts * epsilon, np.inf)))
     tilt, cumulant = float(tilts[at]), float(moments[at])
