@@ -79,10 +79,11 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_address(postgres_server: str) -> str:
-    """Address of a fresh, empty database."""
+    """Address of a fresh, empty schema."""
     import psycopg
 
     name = f"t{uuid.uuid4().hex}"
-    with psycopg.connect(f"postgresql://postgres@/postgres?host={postgres_server}", autocommit=True) as admin:
-        admin.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]  # a name made above
-    return f"postgresql://postgres@/{name}?host={postgres_server}"
+    server = f"postgresql://postgres@/postgres?host={postgres_server}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {name}")  # type: ignore[call-overload]  # a name made above
+    return f"{server}&options=-csearch_path%3D{name}"

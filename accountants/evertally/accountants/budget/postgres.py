@@ -108,17 +108,17 @@ class PostgresBackend:
         if self._closed:
             raise StorageError(ServiceUnavailable("the ledger is closed"))
         connection = psycopg.connect(
-            self._address,
-            autocommit=True,
-            connect_timeout=CONNECT_S,
-            application_name="evertally",
-            options=f"-c synchronous_commit=on -c lock_timeout={LOCK_MS} -c statement_timeout={STATEMENT_MS}",
+            self._address, autocommit=True, connect_timeout=CONNECT_S, application_name="evertally"
         )
-        if connection.execute("SELECT current_setting('fsync')").fetchone() != ("on",):
+        try:
+            connection.execute("SET synchronous_commit = on")
+            connection.execute(f"SET lock_timeout = {LOCK_MS:d}")
+            connection.execute(f"SET statement_timeout = {STATEMENT_MS:d}")
+            if connection.execute("SELECT current_setting('fsync')").fetchone() != ("on",):
+                raise StorageError(IntegrityError("the ledger's server runs with fsync off and may lose rows"))
+        except BaseException:
             connection.close()
-            raise StorageError(
-                IntegrityError("the ledger's server runs with fsync off and may lose released rows")
-            )
+            raise
         return connection
 
 

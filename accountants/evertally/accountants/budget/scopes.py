@@ -22,6 +22,8 @@ STATEMENT: Final = (
     "an epsilon computed from them is not a differential privacy statement."
 )
 _EVENT: Final = "event"
+_EPSILON_MAX: Final = 1000
+_ORDER_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Scope:
         one_of("scope.filter", self.filter, ("gaussian", "renyi"))
         self._keep_text("epsilon_cap", self.epsilon_cap)
         self._keep_text("delta_cap", self.delta_cap)
+        if exact("scope.epsilon_cap", self.epsilon_cap) > _EPSILON_MAX:
+            raise InvalidParameter("scope.epsilon_cap", self.epsilon_cap, f"at most {_EPSILON_MAX}")
         if exact("scope.delta_cap", self.delta_cap) >= 1:
             raise InvalidParameter("scope.delta_cap", self.delta_cap, "a number strictly between 0 and 1")
         self._keep_text(
@@ -99,6 +103,8 @@ class Scope:
             )
         if self.order is not None:
             self._keep_text("order", self.order)
+            if not 1 < exact("scope.order", self.order) <= _ORDER_MAX:
+                raise InvalidParameter("scope.order", self.order, f"a number > 1 and at most {_ORDER_MAX}")
         object.__setattr__(self, "disjoint", tuple(self.disjoint))
         for group in self.disjoint:
             name("scope.disjoint", group)
