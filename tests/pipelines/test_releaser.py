@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evertally.accountants.budget.ledger import LedgerStore
+from evertally.accountants.budget.ledger import LedgerStore, ShardRef
 from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import BudgetExceeded, Fenced, IntegrityError, InvalidParameter, StorageFull
@@ -22,6 +22,7 @@ from evertally.pipelines.stream_spec import StreamSpec
 
 KEYS = ("north", "south")
 TICK_MS = 60_000
+GATES = ShardRef("gates", 1, 0)
 DATA = np.random.default_rng(11).integers(0, 50, (600, 2))
 
 
@@ -107,18 +108,12 @@ def test_other_data_for_a_released_tick_is_refused(store: LedgerStore, keyfile: 
     again = new(store, keyfile)
     with pytest.raises(IntegrityError, match="differs"):
         again.release(block(1, 60, other))
-    assert store.head(_shard()).t == 40
+    assert store.head(GATES).t == 40
     moved = DATA.copy()
     moved[3], moved[4] = DATA[4], DATA[3]
     with pytest.raises(IntegrityError, match="differs"):
         new(store, keyfile).release(block(1, 60, moved))
     assert new(store, keyfile).release(block(1, 60)) == 20
-
-
-def _shard() -> object:
-    from evertally.accountants.budget.ledger import ShardRef
-
-    return ShardRef("gates", 1, 0)
 
 
 def test_a_gap_and_a_replay_from_the_middle_are_refused(store: LedgerStore, keyfile: KeyFile) -> None:
