@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.ticks import format_ms, parse_ms
@@ -106,8 +106,7 @@ class StreamHeader:
             raise InvalidParameter("releases", "a header with missing fields", STREAM_SCHEMA) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """One public value: the noisy total of `key` at the end of tick `t`."""
 
     stream: str
@@ -122,9 +121,9 @@ class Release:
     def encode(self) -> bytes:
         """The release as one JSON line; the same release gives the same bytes on every machine."""
         return (
-            f'{{"schema":"{RELEASE_SCHEMA}","stream":{_text(self.stream)},"key":{_text(self.key)},'
-            f'"incarnation":{self.incarnation},"t":{self.t},"tick_end":"{format_ms(self.tick_end_ms)}",'
-            f'"value":{self.value},"stderr":{encode_stderr(self.stderr)},"mechanism":{_text(self.mechanism)}}}\n'
+            f"{_prefix(self.stream, self.key, self.incarnation)}{self.t}"
+            f',"tick_end":"{format_ms(self.tick_end_ms)}","value":{self.value}'
+            f',"stderr":{encode_stderr(self.stderr)},"mechanism":{_text(self.mechanism)}}}\n'
         ).encode()
 
     @classmethod
@@ -133,19 +132,20 @@ class Release:
         fields = _object(line, RELEASE_SCHEMA)
         try:
             return cls(
-                stream=fields["stream"],
-                key=fields["key"],
-                incarnation=fields["incarnation"],
-                t=fields["t"],
-                tick_end_ms=parse_ms(fields["tick_end"]),
-                value=fields["value"],
-                stderr=float(fields["stderr"]),
-                mechanism=fields["mechanism"],
+                fields["stream"],
+                fields["key"],
+                fields["incarnation"],
+                fields["t"],
+                parse_ms(fields["tick_end"]),
+                fields["value"],
+                float(fields["stderr"]),
+                fields["mechanism"],
             )
         except (KeyError, TypeError, ValueError):
             raise InvalidParameter("releases", "a line with missing fields", RELEASE_SCHEMA) from None
 
 
+@functools.lru_cache(maxsize=4096)
 def encode_stderr(stderr: float) -> str:
     """A standard error to six significant digits, as a JSON number."""
     return f"{stderr:.6g}"
@@ -184,6 +184,14 @@ def _object(line: bytes, schema: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("schema") != schema:
         raise InvalidParameter("releases", "a line of another form", f"a JSON object of schema {schema}")
     return fields
+
+
+@functools.lru_cache(maxsize=4096)
+def _prefix(stream: str, key: str, incarnation: int) -> str:
+    return (
+        f'{{"schema":"{RELEASE_SCHEMA}","stream":{_text(stream)},"key":{_text(key)}'
+        f',"incarnation":{incarnation},"t":'
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,7 +61,9 @@ class PackedColumn:
         if len(self) == 0 or self._lengths.max() > _WORD:
             return None
         places = np.arange(_WORD)
-        characters: NDArray[np.uint8] = self._block[np.minimum(self._starts[:, None] + places, len(self._block) - 1)]
+        characters: NDArray[np.uint8] = self._block[
+            np.minimum(self._starts[:, None] + places, len(self._block) - 1)
+        ]
         characters[places >= self._lengths[:, None]] = 0
         words, rows = np.unique(characters.view(np.uint64).reshape(-1), return_inverse=True)
         texts = [word.tobytes().rstrip(b"\0").decode("ascii") for word in words]

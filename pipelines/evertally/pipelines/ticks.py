@@ -70,6 +70,7 @@ def format_ms(ms: int) -> str:
     return f"{text}.{ms % 1000:03d}Z" if ms % 1000 else f"{text}Z"
 
 
+@functools.lru_cache(maxsize=4096)
 def parse_ms(text: str) -> int:
     """The inverse of `format_ms`. Raises ValueError for any other form."""
     moment = datetime.datetime.fromisoformat(text)

@@ -62,7 +62,7 @@ def _add(sums: TickSums, events: EventColumns, grid: TickGrid, keys: int) -> Non
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Millions of short-lived records and no cycles: the collector would find nothing, at a third of the time."""
+    """Millions of short-lived records and no cycles: collecting would cost time and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

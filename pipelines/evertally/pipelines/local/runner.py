@@ -31,7 +31,7 @@ from evertally.pipelines.releaser import Releaser
 from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.sinks import FileSink, Sink
 
-__all__ = ["Progress", "RunSummary", "run_local"]
+__all__ = ["Progress", "RunSummary", "check_source", "run_local", "stream_exists"]
 
 Progress = Callable[[int, int], None]
 """Called with (ticks released, ticks in all); both are public."""
@@ -63,8 +63,8 @@ def run_local(
     config: RunConfig,
     *,
     resume: bool = False,
-    progress: Progress = lambda done, total: None,
-    open_store: Callable[[Path, bool], LedgerStore] = lambda path, create: open_ledger(path, create=create),
+    progress: Progress | None = None,
+    open_store: Callable[[Path, bool], LedgerStore] | None = None,
     open_sink: Callable[[Path, bytes], FileSink] = FileSink,
 ) -> RunSummary:
     """Run a stream from its file to its releases.
@@ -88,7 +88,7 @@ def run_local(
             str(config.state),
             "an existing state file to resume; without one a new stream is paid for",
         )
-    store = open_store(config.state, not resume)
+    store = (open_store or _open_ledger)(config.state, not resume)
     try:
         exists = store.find_stream(config.spec.name) is not None
         if exists != resume:
@@ -104,6 +104,31 @@ def run_local(
         return RunSummary(releaser.header, config.ticks.ticks, released, config.releases, config.dead_letters)
     finally:
         store.close()
+
+
+def check_source(config: RunConfig) -> None:
+    """Read the beginning of a file: does it have the declared columns? Standard input is not touched.
+
+    Raises:
+        InvalidParameter: an unknown column, an empty or binary file, a broken gzip.
+    """
+    if config.source.path != "-":
+        next(iter(_source(config).batches()), None)
+
+
+def stream_exists(config: RunConfig) -> bool:
+    """Whether the state file holds the stream, so that a run has to resume it."""
+    if not config.state.exists():
+        return False
+    store = _open_ledger(config.state, False)
+    try:
+        return store.find_stream(config.spec.name) is not None
+    finally:
+        store.close()
+
+
+def _open_ledger(path: Path, create: bool) -> LedgerStore:
+    return open_ledger(path, create=create)
 
 
 def _read(config: RunConfig, key_file: KeyFile) -> tuple[TickSums, bytes]:
@@ -126,7 +151,12 @@ def _source(config: RunConfig) -> Source:
 
 
 def _release(
-    config: RunConfig, releaser: Releaser, sums: TickSums, position: bytes, sink: Sink, progress: Progress
+    config: RunConfig,
+    releaser: Releaser,
+    sums: TickSums,
+    position: bytes,
+    sink: Sink,
+    progress: Progress | None,
 ) -> int:
     """Close every tick in order, the released ones included: those are compared, not computed again."""
     grid = config.ticks
@@ -144,5 +174,6 @@ def _release(
         )
         released += releaser.release(block)
         releaser.publish(sink)
-        progress(stop, grid.ticks)
+        if progress is not None:
+            progress(stop, grid.ticks)
     return released

@@ -1,0 +1,116 @@
+"""The root of the command line: which commands there are, and what an error becomes.
+
+Commands are imported only when they are called, so that `evertally --help` starts fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from evertally.errors import EvertallyError
+from evertally.pipelines.cli.output import report_error
+
+__all__ = ["main"]
+
+
+class _Entry(NamedTuple):
+    module: str
+    attribute: str
+    summary: str
+
+
+_COMMANDS: Final = {
+    "demo": _Entry(
+        "demo", "demo", "A year of New York departures, counted privately, with a table and a picture."
+    ),
+    "run": _Entry("run", "run", "Run a stream from a CSV or JSON-lines file, as a TOML file declares it."),
+    "check-config": _Entry("check_config", "check_config", "Explain every mistake in a configuration."),
+    "plot": _Entry("plot", "plot", "Draw a releases file: totals with error bands, and the standard error."),
+    "ledger": _Entry("ledger", "app", "Look at a ledger and check it."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands by their summaries and imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in _COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.summary), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else _load(name), rest
+
+
+def _load(name: str) -> Any:
+    entry = _COMMANDS[name]
+    target = getattr(importlib.import_module(f"evertally.pipelines.cli.{entry.module}"), entry.attribute)
+    if not isinstance(target, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(name)(target)
+        target = single
+    return typer.main.get_command(target)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    help="Running totals of never-ending event streams under differential privacy that never runs out.",
+    epilog="Exit codes: 0 done, 2 bad input or configuration, 3 budget refused, 4 integrity failure or full "
+    "disk, 5 a needed service is unreachable.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, exact sums among them
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"evertally {importlib.metadata.version('evertally')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of the root."""
+
+
+def main() -> None:
+    """Entry point of the program `evertally`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        app()
+    except EvertallyError as error:
+        report_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output has gone; what is durable stays durable
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:  # the last line of defence
+        # an unforeseen error's own text may hold data, so only its type and place are printed
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"evertally: internal error {type(error).__name__} at {place.name}:{place.lineno}",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal API's form
+    print("evertally: stopped; what was released is in the ledger", file=sys.stderr)
+    raise SystemExit(128 + number)

@@ -1,0 +1,87 @@
+"""`evertally check-config`: every mistake at once, and what a change would cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evertally.errors import InvalidParameter
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
+
+if TYPE_CHECKING:
+    from evertally.pipelines.config import RunConfig
+
+__all__ = ["check_config"]
+
+
+def check_config(
+    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file that declares a stream.")],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="State file: say whether this configuration continues its stream."),
+    ] = None,
+    as_json: AsJson = False,
+    log_format: Logs = LogFormat.TEXT,
+) -> None:
+    """Check a configuration and print what it declares; exit code 2 lists every mistake in it.
+
+    Epsilon is a natural logarithm, sigma and the standard error are in value units, ticks are in seconds.
+    """
+    begin(as_json=as_json, log_format=log_format)
+    from evertally.pipelines.config import load_config
+    from evertally.pipelines.guarantee import guarantee_sentence
+    from evertally.pipelines.local.runner import check_source
+
+    declared = load_config(config)
+    check_source(declared)
+    _check_key_file(declared.key_file)
+    verdict = "" if against is None else _compare(declared, against)
+    header = declared.spec.header(1)
+    fields: dict[str, Any] = {
+        "ok": True,
+        "stream": header.stream,
+        "ticks": declared.ticks.ticks,
+        "keys": len(header.keys),
+        "sigma": header.sigma,
+        "mu": header.mu,
+        "epsilon": header.epsilon,
+        "delta": header.delta,
+        "guarantee": guarantee_sentence(header),
+    }
+    if verdict:
+        fields["against"] = verdict
+    text = (
+        f"{config}: no mistakes; {declared.ticks.ticks} ticks of {header.tick_ms / 1000:g} s, "
+        f"{len(header.keys)} keys\n{fields['guarantee']}"
+    )
+    emit(fields, text + (f"\n{verdict}" if verdict else ""))
+
+
+def _check_key_file(path: Path) -> None:
+    from evertally.pipelines.keyfile import KeyFile
+
+    if path.exists():
+        KeyFile.open(path)
+
+
+def _compare(declared: RunConfig, state: Path) -> str:
+    """Whether the state's stream would be continued. Raises InvalidParameter where it would not."""
+    from evertally.accountants.budget.opening import open_ledger
+
+    store = open_ledger(state, create=False)
+    try:
+        opened = store.find_stream(declared.spec.name)
+        if opened is None:
+            return "the state file holds no stream of this name: it would begin, with a charge of its own"
+        changes = declared.spec.changes(opened)
+    finally:
+        store.close()
+    if changes:
+        raise InvalidParameter(
+            "stream",
+            "another " + ", ".join(changes),
+            f"what incarnation {opened.incarnation} has; a change is a new incarnation and a new charge",
+        )
+    return f"continues incarnation {opened.incarnation} with --resume, without a new charge"

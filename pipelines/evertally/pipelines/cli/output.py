@@ -1,0 +1,77 @@
+"""What commands print: results on standard output, logs and errors on standard error.
+
+Exact counts, noise and keys never come here: commands print what is public, and positions of refused
+lines go to the dead-letter file alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from evertally.errors import EvertallyError, InvalidParameter
+
+__all__ = ["AsJson", "Logs", "LogFormat", "begin", "emit", "report_error"]
+
+_LOGGER: Final = logging.getLogger("evertally")
+
+
+class LogFormat(enum.StrEnum):
+    """How logs and errors are written to standard error."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Logs = Annotated[LogFormat, typer.Option("--log-format", help="Form of logs and errors on standard error.")]
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {"level": record.levelname.lower(), "message": record.getMessage()}
+        return json.dumps({**fields, **getattr(record, "fields", {})})
+
+
+class _Settings:
+    as_json = False
+    log_format = LogFormat.TEXT
+
+
+def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
+    """Set how this command prints, and return its logger."""
+    _Settings.as_json, _Settings.log_format = as_json, log_format
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _JsonLines() if log_format is LogFormat.JSON else logging.Formatter("evertally: %(message)s")
+    )
+    _LOGGER.handlers[:] = [handler]
+    _LOGGER.setLevel(logging.INFO)
+    _LOGGER.propagate = False
+    return _LOGGER
+
+
+def emit(fields: dict[str, Any], text: str) -> None:
+    """Print a command's result: its fields as JSON, or its text."""
+    print(json.dumps(fields) if _Settings.as_json else text)
+
+
+def report_error(error: EvertallyError) -> None:
+    """Say on standard error what went wrong; with --json also as an object on standard output."""
+    mistakes = getattr(error, "mistakes", (error,) if isinstance(error, InvalidParameter) else ())
+    fields: dict[str, Any] = {
+        "error": type(error).__name__,
+        "exit_code": error.exit_code,
+        "mistakes": [{"field": m.field, "got": str(m.got), "expected": m.expected} for m in mistakes],
+    }
+    if _Settings.as_json:
+        print(json.dumps({"ok": False, **fields, "message": str(error)}))
+    if _Settings.log_format is LogFormat.JSON:
+        print(json.dumps({"level": "error", "message": str(error), **fields}), file=sys.stderr)
+    else:
+        print(f"evertally: {error}", file=sys.stderr)
