@@ -46,7 +46,8 @@ IdempotencyKey = Annotated[
     str,
     Header(
         alias="Idempotency-Key",
-        description="1 to 128 letters, digits or ._:/-; a retry with the same key and body returns the first answer.",
+        description="1 to 128 letters, digits or ._:/-; a retry with the same key and body returns the "
+        "first answer.",
     ),
 ]
 

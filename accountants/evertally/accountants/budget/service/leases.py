@@ -138,8 +138,8 @@ def _find(tx: Transaction, lease_id: str) -> Lease | None:
     found = tx.rows(f"SELECT {_COLUMNS} FROM service_lease WHERE lease_id = ?", lease_id)  # noqa: S608 - literals
     if not found:
         return None
-    *head, expires_ms, body = found[0]
-    return Lease(*head, int(expires_ms), bytes(body))
+    row = found[0]
+    return Lease(*row[:-1], body=bytes(row[-1]))
 
 
 def _owned(tx: Transaction, lease_id: str, principal: str) -> Lease:

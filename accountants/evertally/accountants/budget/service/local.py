@@ -1,4 +1,4 @@
-"""Doors that are open to local callers only: the address is loopback and so is the name that was asked for."""
+"""Doors that are open to local callers only: address and requested name are both loopback."""
 
 from __future__ import annotations
 

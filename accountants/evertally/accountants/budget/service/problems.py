@@ -115,7 +115,8 @@ def received_text(value: object) -> str:
         return repr(value)[:_TEXT_MAX]
     if isinstance(value, str):
         return value[:_TEXT_MAX]
-    return {dict: "an object", list: "a list", tuple: "a list"}.get(type(value), type(value).__name__)
+    kinds: dict[type, str] = {dict: "an object", list: "a list", tuple: "a list"}
+    return kinds.get(type(value), type(value).__name__)
 
 
 def problem_of(error: EvertallyError) -> Problem:

@@ -69,6 +69,16 @@ PositiveInt = Annotated[int, Field(ge=1, le=_INT_MAX)]
 Amount = Annotated[
     str | int, PlainValidator(_amount), WithJsonSchema({"anyOf": [_JSON_DECIMAL, _JSON_WHOLE]})
 ]
+AmountOrZero = Annotated[
+    str | int,
+    PlainValidator(_amount_or_zero),
+    WithJsonSchema({"anyOf": [_JSON_DECIMAL, {**_JSON_WHOLE, "minimum": 0}]}),
+]
+OwnDelta = Annotated[
+    str,
+    PlainValidator(_own_delta),
+    WithJsonSchema({"anyOf": [_JSON_DECIMAL, {"type": "string", "maxLength": 0}]}),
+]
 Adjacency = Literal["add-remove", "replace-value", "replace"]
 Unit = Annotated[Name, Field(description="'event', or the entity whose contributions are bounded.")]
 
@@ -88,11 +98,7 @@ class ScopeIn(Strict):
     epsilon_cap: Amount
     delta_cap: Decimal
     delta_lines: Decimal | None = Field(None, description="Part of delta_cap for lines' own deltas.")
-    epsilon_lines: Annotated[
-        str | int,
-        PlainValidator(_amount_or_zero),
-        WithJsonSchema({"anyOf": [_JSON_DECIMAL, {**_JSON_WHOLE, "minimum": 0}]}),
-    ] = Field("0", description="Part of epsilon_cap for lines of their own.")
+    epsilon_lines: AmountOrZero = Field("0", description="Part of epsilon_cap for lines of their own.")
     filter: Literal["gaussian", "renyi"] = "gaussian"
     order: Amount | None = Field(None, description="The one Renyi order of a renyi scope.")
     disjoint: list[Name] = Field(default=[], max_length=1000)
@@ -176,9 +182,7 @@ class ParticipationIn(_Described):
 class _TrainingFields(Strict):
     strategy: StrategyIn
     participation: ParticipationIn
-    own_delta: Annotated[
-        str, PlainValidator(_own_delta), WithJsonSchema({**_JSON_DECIMAL, "pattern": rf"{_DECIMAL}|^$"})
-    ] = ""
+    own_delta: OwnDelta = ""
 
 
 class TrainingIn(_TrainingFields):
@@ -244,7 +248,7 @@ class ChargeIn(QuoteIn):
 class LeaseIn(QuoteIn):
     """A training run to be leased."""
 
-    line: TrainingIn  # type: ignore[assignment]  # a narrower line
+    line: TrainingIn
     ttl_ms: Annotated[int, Field(ge=1, le=604_800_000)] = 600_000
     manifest_digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = Field(
         "", description="Keyed digest of the training data's manifest."

@@ -86,7 +86,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # the base returns a Generator
+    def capture_signals(self) -> Iterator[None]:
         # the base class raises the signal again at the end; a drained service has done what it was told
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
@@ -105,7 +105,7 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         certificate = transport.get_extra_info("peercert")
         if certificate:
-            self.app = _named(self.app, _common_name(certificate))  # type: ignore[assignment]  # the same ASGI type
+            self.app = _named(self.app, _common_name(certificate))
 
     def send_400_response(self, msg: str) -> None:
         body = Problem("malformed_request", msg, allowed="HTTP/1.1").body()

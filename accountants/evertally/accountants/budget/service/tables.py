@@ -70,7 +70,8 @@ def _version(tx: Transaction) -> int:
     version = int(found[0][0]) if found else 0
     if version > _VERSION:
         raise IntegrityError(
-            f"the service's tables have version {version}, this program knows {_VERSION}: a downgrade is refused"
+            f"the service's tables have version {version}, this program knows {_VERSION}:"
+            " a downgrade is refused"
         )
     return version
 

@@ -94,7 +94,7 @@ class TokenStore:
     def create(
         self, principal: str, grants: tuple[Grant, ...], *, expires_in_ms: int = 0, certificate_cn: str = ""
     ) -> tuple[Credential, str]:
-        """Store a new credential; returns it with the token, which is never shown again ("" for a certificate).
+        """Store a new credential; returns it with the token ("" for a certificate), never shown again.
 
         Raises InvalidParameter for bad names, no grants, or a certificate name already mapped.
         """

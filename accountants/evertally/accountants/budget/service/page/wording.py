@@ -104,7 +104,9 @@ def _line_words(line: dict[str, Any]) -> str:
         case "key_selection":
             return f"Key selection above {line['threshold']:,}, up to tick {line['horizon']:,}"
         case "gaussian":
-            return f"{line['releases']:,} Gaussian release(s), sensitivity {line['sensitivity']}, σ {line['sigma']}"
+            noun = "release" if line["releases"] == 1 else "releases"
+            sizes = f"sensitivity {line['sensitivity']}, σ {line['sigma']}"
+            return f"{line['releases']:,} Gaussian {noun}, {sizes}"
         case "windows":
             return (
                 f"{line['window'].capitalize()} windows of {duration(line['length_ms'])}, σ {line['sigma']}"
