@@ -139,7 +139,7 @@ def _find(tx: Transaction, lease_id: str) -> Lease | None:
     if not found:
         return None
     row = found[0]
-    return Lease(*row[:-1], body=bytes(row[-1]))
+    return Lease(*row[:-1], bytes(row[-1]))
 
 
 def _owned(tx: Transaction, lease_id: str, principal: str) -> Lease:
