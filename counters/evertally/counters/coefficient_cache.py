@@ -49,10 +49,12 @@ def cached_coefficients(
     """
     if n < _SMALLEST_STORED:
         return _frozen(compute(n))
-    path = cache_directory() / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.coefficients"
-    found = _read(path, name, n)
+    size = 1 << (n - 1).bit_length()  # one file a size: a short stream never reads a long file
+    stem = hashlib.sha256(name.encode()).hexdigest()[:40]
+    path = cache_directory() / f"{stem}-{size}.coefficients"
+    found = _read(path, name, size)
     if found is None:
-        found = compute(1 << (n - 1).bit_length())
+        found = compute(size)
         _write(path, name, found)
     return _frozen(found[:n])
 
@@ -70,7 +72,7 @@ def _digest(name: str, payload: bytes | memoryview) -> bytes:
     return h.digest()
 
 
-def _read(path: Path, name: str, n: int) -> NDArray[np.float64] | None:
+def _read(path: Path, name: str, size: int) -> NDArray[np.float64] | None:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_uid not in {os.getuid(), 0}:
@@ -82,7 +84,7 @@ def _read(path: Path, name: str, n: int) -> NDArray[np.float64] | None:
         return None
     magic, version, count, digest = _HEADER.unpack_from(blob)
     payload = memoryview(blob)[_HEADER.size :]
-    if magic != _MAGIC or version != _VERSION or len(payload) != 8 * count or count < n:
+    if magic != _MAGIC or version != _VERSION or len(payload) != 8 * count or count != size:
         return None
     if _digest(name, payload) != digest:
         return None

@@ -28,7 +28,7 @@ TICKS_MAX: Final = 1 << 28
 
 _STATE: Final = struct.Struct(">BQQ")
 _STATE_VERSION: Final = 1
-_DRAWS_AT_ONCE: Final = 1 << 16
+_DRAWS_AT_ONCE: Final = 1 << 15  # few hand-overs of the interpreter lock, none of them long
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class LogPerturbed:
         if k > 1 and self.memory == "fft" and not strategy_is_decreasing(-self._gamma, self._delta):
             raise UnsupportedMechanism(
                 "several participations need a strategy proved positive and non-increasing; "
-                f"{self.mechanism_id} has none (alpha < 0.5 with loglog_ratio=0, or a ratio near 1.2, has)"
+                f"{self.mechanism_id} has none (a small alpha with loglog_ratio=0 or a ratio of 1 to 1.2 has)"
             )
         return _sensitivity_squared(self, k, b, end if end is not None and end <= HORIZON_MAX else None)
 
@@ -241,9 +241,20 @@ def _sensitivity_squared(mechanism: LogPerturbed, k: int, b: int, horizon: int |
     return finite_pattern_norm(strategy, k, b)
 
 
+_IN_MEMORY: Final[dict[tuple[float, float], FloatArray]] = {}
+_IN_MEMORY_SERIES_MAX: Final = 4
+
+
 def _coefficients(gamma: float, delta: float, n: int) -> FloatArray:
-    name = f"log-perturbed gamma={gamma!r} delta={delta!r}"
-    return cached_coefficients(name, n, partial(_compute, gamma, delta))
+    """The longest prefix asked for so far stays in memory: a step that wants a part of it never waits."""
+    found = _IN_MEMORY.get((gamma, delta))
+    if found is None or len(found) < n:
+        name = f"log-perturbed gamma={gamma!r} delta={delta!r}"
+        found = cached_coefficients(name, n, partial(_compute, gamma, delta))
+        for old in list(_IN_MEMORY)[: max(0, len(_IN_MEMORY) - _IN_MEMORY_SERIES_MAX + 1)]:
+            _IN_MEMORY.pop(old, None)
+        _IN_MEMORY[gamma, delta] = found
+    return found[:n]
 
 
 def _compute(gamma: float, delta: float, n: int) -> FloatArray:
