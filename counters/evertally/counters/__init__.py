@@ -13,6 +13,7 @@ from evertally.counters.grid import SLACK_HORIZON, Grid
 from evertally.counters.keys import KeyedNoise, NoiseKey
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.counters.rational import Rational
+from evertally.counters.vector import VectorCounter, clip_l2
 from evertally.counters.windows import window_power
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ __all__ = [
     "Release",
     "RunningCounter",
     "TickRelease",
+    "VectorCounter",
+    "clip_l2",
     "parse_mechanism",
     "window_power",
 ]
