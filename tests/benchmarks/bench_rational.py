@@ -66,7 +66,7 @@ def many_keys_with_noise() -> float:
 
 
 def float_rival() -> float:
-    thetas = 1.0 - 2.0 ** -np.array(W32.exponents + (1024,), dtype=float)[:, None]
+    thetas = 1.0 - 2.0 ** -np.array((*W32.exponents, 1024), dtype=float)[:, None]
     weights = np.array(W32.weights[:-1], dtype=float)
     states = np.zeros((len(thetas), KEYS))
     draws = np.ones(KEYS)
