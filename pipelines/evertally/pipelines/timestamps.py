@@ -95,10 +95,7 @@ def load_timezone(name: str) -> datetime.tzinfo:
 
 def _zone_offset_ms(day: datetime.date, hour: int, minute: int, zone: datetime.tzinfo) -> int:
     moment = datetime.datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone)
-    try:
-        offset = moment.utcoffset()
-    except OverflowError:  # the first and last day of the calendar
-        raise BadTimestamp(TimestampFault.MALFORMED) from None
+    offset = moment.utcoffset()
     if offset is None:
         raise BadTimestamp(TimestampFault.NO_OFFSET)
     return offset // datetime.timedelta(milliseconds=1)

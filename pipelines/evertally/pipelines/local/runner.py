@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,7 +66,7 @@ def run_local(
     resume: bool = False,
     progress: Progress | None = None,
     open_store: Callable[[Path, bool], LedgerStore] | None = None,
-    open_sink: Callable[[Path, bytes], FileSink] = FileSink,
+    open_sink: Callable[[Path, bytes], AbstractContextManager[Sink]] = FileSink,
 ) -> RunSummary:
     """Run a stream from its file to its releases.
 

@@ -1,0 +1,146 @@
+"""The releases file: its mark, what a crash leaves, and files that are not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.pipelines.dead_letters import DeadLetterFile, Reason
+from evertally.pipelines.releases import Release, StreamHeader, read_releases
+from evertally.pipelines.sinks import FileSink
+
+HEADER = StreamHeader(
+    "s",
+    1,
+    ("a", "b"),
+    0,
+    60_000,
+    "rational:W32",
+    "event",
+    "add-remove",
+    0.5,
+    2.25,
+    1e-6,
+    4.5,
+    1,
+    0,
+    1,
+    1,
+    1,
+    2**30,
+)
+
+
+def release(t: int, key: str = "a", value: int = 5) -> Release:
+    return Release("s", key, 1, t, t * 60_000, value, 20.5288, "rational:W32")
+
+
+def test_records_are_read_back(tmp_path: Path) -> None:
+    rows = [release(t, key, value) for t, value in ((1, -3), (2, 10**30)) for key in ("a", "b")]
+    with FileSink(tmp_path / "r", HEADER.encode()) as sink:
+        sink.rewind(0)
+        assert sink.append(row.encode() for row in rows) == (tmp_path / "r").stat().st_size
+    header, releases = read_releases(tmp_path / "r")
+    assert header == HEADER
+    assert list(releases) == rows
+
+
+def test_records_match_the_published_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    from importlib.resources import files
+
+    schema = json.loads((files("evertally.pipelines") / "schemas/release.schema.json").read_text())
+    for line in (HEADER.encode(), release(3).encode(), release(1, 'ключ " \\', -5).encode()):
+        jsonschema.validate(json.loads(line), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**json.loads(release(1).encode()), "t": 0}, schema)
+
+
+def test_a_torn_end_is_cut_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    with FileSink(path, HEADER.encode()) as sink:
+        sink.rewind(0)
+        mark = sink.append([release(1).encode()])
+    whole = path.read_bytes()
+    for tail in (b"{", release(2).encode()[:-1], release(2).encode(), release(2).encode() + b"\0\0"):
+        path.write_bytes(whole + tail)
+        with FileSink(path, HEADER.encode()) as sink:
+            assert sink.last_tick() in (1, 2)
+            sink.rewind(mark)
+            assert sink.append([release(2).encode()]) == len(whole + release(2).encode())
+        assert path.read_bytes() == whole + release(2).encode()
+
+
+def test_a_run_killed_before_its_first_mark_starts_over(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for left in (HEADER.encode()[:10], HEADER.encode(), HEADER.encode() + release(1).encode()[:30]):
+        path.write_bytes(left)
+        with FileSink(path, HEADER.encode()) as sink:
+            assert sink.last_tick() == 0
+            sink.rewind(0)
+            sink.append([release(1).encode()])
+        assert path.read_bytes() == HEADER.encode() + release(1).encode()
+
+
+def test_files_that_are_not_ours_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(b"somebody's notes\n")
+    with FileSink(path, HEADER.encode()) as sink:
+        assert sink.last_tick() == 0
+        with pytest.raises(InvalidParameter, match=r"output\.releases"):
+            sink.rewind(0)
+        with pytest.raises(IntegrityError):
+            sink.rewind(1000)
+        with pytest.raises(IntegrityError):
+            sink.rewind(5)
+    assert path.read_bytes() == b"somebody's notes\n"
+    with pytest.raises(InvalidParameter):
+        FileSink(tmp_path, HEADER.encode())
+    with pytest.raises(InvalidParameter, match="regular file"):
+        FileSink(Path("/dev/null"), HEADER.encode())
+
+
+def test_a_full_disk_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with FileSink(tmp_path / "r", HEADER.encode()) as sink:
+        sink.rewind(0)
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StorageFull, match="ENOSPC"):
+            sink.append([release(1).encode()])
+
+
+def test_files_that_are_no_releases_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for content in (b"", b"x\n", b"{}\n", b'{"schema":"evertally.stream/1"}\n', b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(InvalidParameter):
+            read_releases(path)
+    path.write_bytes(HEADER.encode() + release(1).encode() + b"{}\n")
+    with pytest.raises(IntegrityError, match="line 3"):
+        list(read_releases(path)[1])
+    with pytest.raises(InvalidParameter):
+        read_releases(tmp_path / "none")
+
+
+def test_dead_letters_are_private_and_hold_no_payload(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    with DeadLetterFile(path) as letters:
+        letters.write(3, 97, Reason.MALFORMED)
+        letters.write(4, 120, Reason.KEY_UNDECLARED)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"line": 3, "offset": 97, "code": "malformed"},
+        {"line": 4, "offset": 120, "code": "key_undeclared"},
+    ]
+    with pytest.raises(InvalidParameter):
+        DeadLetterFile(tmp_path / "none" / "d")
+    with pytest.raises(StorageFull), DeadLetterFile(Path("/dev/full")) as letters:
+        letters.write(1, 0, Reason.MALFORMED)
