@@ -36,6 +36,9 @@ _COMMANDS: Final = {
     "run": _Entry("run", "run", "Run a stream from a CSV or JSON-lines file, as a TOML file declares it."),
     "check-config": _Entry("check_config", "check_config", "Explain every mistake in a configuration."),
     "plot": _Entry("plot", "plot", "Draw a releases file: totals with error bands, and the standard error."),
+    "worker": _Entry("worker", "worker", "Count a Kafka topic and release noisy totals, exactly once."),
+    "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
+    "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
     "ledger": _Entry("ledger", "app", "Look at a ledger and check it."),
 }
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evertally.errors import IntegrityError
+from evertally.pipelines.events import EventColumns
 from evertally.pipelines.kafka.sealed_records import Piece, Place
-from evertally.pipelines.kafka.sums import encode_sums, split_by_shard
+from evertally.pipelines.kafka.sums import encode_sums
 
-__all__ = ["OpenTick", "PartitionTally", "TickRule"]
+__all__ = ["Accumulator", "OpenTick", "PartitionTally", "ShardSums", "TickRule"]
 
 IntArray = NDArray[np.int64]
 
@@ -96,69 +97,136 @@ class OpenTick:
         )
 
 
+class Accumulator(Protocol):
+    """Open contributions of one input partition, by tick and destination. Sensitive."""
+
+    @property
+    def destinations(self) -> int:
+        """Number of partitions of the topic that the bodies go to; each gets its end of every tick."""
+        ...
+
+    def add(self, t: int, events: EventColumns) -> None:
+        """Take in events of one tick."""
+        ...
+
+    def ticks(self) -> set[int]:
+        """Ticks that hold something."""
+        ...
+
+    def take(self, t: int, destination: int) -> bytes:
+        """The body for one destination; b"" is never returned, an empty body is a body."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything, after it was committed."""
+        ...
+
+
+class ShardSums:
+    """Exact sums of each tick, going to the shard of each key."""
+
+    def __init__(self, shard_of: Sequence[int], shards: int) -> None:
+        self.destinations: Final = shards
+        self._shard_of: Final = shard_of
+        self._sums: dict[int, dict[int, int]] = {}
+
+    def add(self, t: int, events: EventColumns) -> None:
+        """See `Accumulator`. Contributions are below 2^41 each and a batch below 2^20 of them."""
+        counted = np.zeros(len(self._shard_of), np.int64)
+        np.add.at(counted, events.keys, 1 if events.values is None else events.values)
+        sums = self._sums.setdefault(t, {})
+        for position in np.nonzero(counted)[0].tolist():
+            sums[position] = sums.get(position, 0) + int(counted[position])
+
+    def ticks(self) -> set[int]:
+        """See `Accumulator`."""
+        return set(self._sums)
+
+    def take(self, t: int, destination: int) -> bytes:
+        """See `Accumulator`."""
+        sums = self._sums.get(t, {})
+        return encode_sums({p: amount for p, amount in sums.items() if self._shard_of[p] == destination})
+
+    def clear(self) -> None:
+        """See `Accumulator`."""
+        self._sums = {}
+
+    def __repr__(self) -> str:
+        return "ShardSums(<redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("exact sums are not pickled")
+
+
 class PartitionTally:
-    """Open sums of one input partition since its last commit.
+    """What one input partition has contributed since its last commit.
 
     Guarantees:
-        - an event is in the sums of exactly one tick, never of one that was ended
+        - an event is in exactly one tick, never in one that was ended
           (tests/kafka/test_aggregation.py).
     """
 
-    def __init__(self, partition: int, position: int, open_tick: int) -> None:
+    def __init__(
+        self, partition: int, position: int, open_tick: int, rule: TickRule, accumulator: Accumulator
+    ) -> None:
         self._partition: Final = partition
         self.position = position
         self._start = position
         self.open_tick = open_tick
-        self._sums: dict[int, dict[int, int]] = {}
+        self._rule: Final = rule
+        self._open: Final = accumulator
+        self.rows = 0
 
-    def add(self, keys: IntArray, values: IntArray | None, ticks: IntArray, stop: int) -> None:
-        """Count events.
-
-        Args:
-            keys: declared position of each event's key.
-            values: clipped contributions below 2^41 in absolute value, None where each event counts 1.
-            ticks: tick of each event; ended ones become the first open one.
-            stop: offset behind the last event.
-        """
-        ticks = np.maximum(ticks, self.open_tick)
-        for t in np.unique(ticks).tolist() if len(ticks) else ():
-            here = ticks == t
-            counted = np.zeros(int(keys.max()) + 1, np.int64)
-            np.add.at(counted, keys[here], 1 if values is None else values[here])
-            sums = self._sums.setdefault(t, {})
-            for position in np.nonzero(counted)[0].tolist():
-                sums[position] = sums.get(position, 0) + int(counted[position])
+    def add(self, events: EventColumns, stop: int) -> None:
+        """Count events; `stop` is the offset behind the last record they came from."""
+        if len(events.keys):
+            ticks = np.maximum(self._rule.ticks(events.time_ms), self.open_tick)
+            distinct = np.unique(ticks).tolist()
+            for t in distinct:
+                self._open.add(t, events if len(distinct) == 1 else _rows(events, ticks == t))
+        self.rows += len(events.keys)
         self.position = stop
 
-    def dirty(self, closed_through: int) -> bool:
-        """Whether a commit has something to say."""
-        return self.position != self._start or closed_through >= self.open_tick
+    def dirty(self) -> bool:
+        """Whether records were read since the last commit."""
+        return self.position != self._start
 
-    def cut(
-        self, life: str, incarnation: int, closed_through: int, shard_of: Sequence[int], shards: int
-    ) -> list[tuple[int, Piece]]:
-        """(shard, piece) of everything since the last commit; ends ticks up to `closed_through`.
+    def cut(self, life: str, incarnation: int, closed_through: int) -> list[tuple[int, Piece]]:
+        """(destination, piece) of everything since the last commit; ends ticks up to `closed_through`.
 
-        Every shard gets at least one piece, and the first one it gets covers the whole range of offsets.
+        Every destination gets at least one piece; the first one it gets covers the whole range of offsets.
         """
         ends = closed_through >= self.open_tick
-        ticks = sorted(set(self._sums) | ({closed_through} if ends else set()) or {self.open_tick})
+        ticks = self._open.ticks() | ({closed_through} if ends else set()) or {self.open_tick}
         pieces = []
-        starts = dict.fromkeys(range(shards), self._start)
-        for t in ticks:
-            split = split_by_shard(self._sums.get(t, {}), shard_of)
-            for shard in range(shards):
+        for destination in range(self._open.destinations):
+            start = self._start
+            for t in sorted(ticks):
                 place = Place(life, incarnation, self._partition, t, ends and t == closed_through)
-                body = encode_sums(split.get(shard, {}))
-                pieces.append((shard, Piece(place, starts[shard], self.position, body)))
-                starts[shard] = self.position
+                pieces.append(
+                    (destination, Piece(place, start, self.position, self._open.take(t, destination)))
+                )
+                start = self.position
+        return pieces
+
+    def committed(self, closed_through: int) -> None:
+        """The pieces of the last `cut` are durable."""
         self._start = self.position
         self.open_tick = max(self.open_tick, closed_through + 1)
-        self._sums = {}
-        return pieces
+        self._open.clear()
+        self.rows = 0
 
     def __repr__(self) -> str:
         return f"PartitionTally(partition={self._partition}, open_tick={self.open_tick}, <redacted>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a tally holds exact sums and is not pickled")
+
+
+def _rows(events: EventColumns, rows: NDArray[np.bool_]) -> EventColumns:
+    return EventColumns(
+        events.time_ms[rows],
+        events.keys[rows],
+        None if events.values is None else events.values[rows],
+        None if events.units is None else events.units[rows],
+    )

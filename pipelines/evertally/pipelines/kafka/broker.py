@@ -79,6 +79,11 @@ class Broker:
         with _reason_surfaced(self):
             return KafkaConsumer(**self._options(), **_READING)
 
+    def group_reader(self, group: str) -> KafkaConsumer:
+        """A consumer that reads and commits a group's offsets without joining it."""
+        with _reason_surfaced(self):
+            return KafkaConsumer(**self._options(), **_READING, group_id=group)
+
     def member(self, membership: Membership, *, max_poll_records: int = 4000) -> KafkaConsumer:
         """A consumer that is a member of a group. Subscribe with a listener."""
         with _reason_surfaced(self):
@@ -163,7 +168,9 @@ def translated() -> Iterator[None]:
     except kafka_errors.LogTruncationError:
         raise IntegrityError("the broker lost records that were read already (log truncation)") from None
     except kafka_errors.AuthorizationError as error:
-        raise InvalidParameter("kafka", type(error).__name__, "a user with rights on topics and group") from None
+        raise InvalidParameter(
+            "kafka", type(error).__name__, "a user with rights on topics and group"
+        ) from None
     except kafka_errors.KafkaError as error:
         raise ServiceUnavailable(f"Kafka: {type(error).__name__}") from None
 

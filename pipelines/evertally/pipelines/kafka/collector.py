@@ -53,7 +53,9 @@ class LogPosition:
         except struct.error:
             raise IntegrityError("a stored log position is cut short") from None
         if version != _VERSION:
-            raise IntegrityError(f"a stored log position has version {version}, this program knows {_VERSION}")
+            raise IntegrityError(
+                f"a stored log position has version {version}, this program knows {_VERSION}"
+            )
         return cls(through, resume, seen, stops)
 
     def __repr__(self) -> str:

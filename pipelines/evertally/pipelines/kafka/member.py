@@ -53,7 +53,7 @@ class GroupMember:
             batches = self._consumer.poll(timeout_ms=timeout_ms)
         gone, came = self._changes.take()
         fresh = set(came)
-        records = {
+        records: dict[int, Sequence[Any]] = {
             tp.partition: list(batch)
             for tp, batch in batches.items()
             if tp.partition not in fresh and tp.partition not in gone
@@ -88,8 +88,9 @@ class GroupMember:
             self._consumer.seek(self._tp(partition), offset)
         if offset < first:
             raise IntegrityError(
-                f"partition {partition} of {self._topic} begins at offset {first}, but records from an earlier "
-                "one are still needed: retention or delete-records removed them; going on would lose events"
+                f"partition {partition} of {self._topic} begins at offset {first}, but records from an "
+                "earlier one are still needed: retention or delete-records removed them; going on would "
+                "lose events"
             )
 
     def beginning(self, partition: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from evertally.counters.encoding import pack_integers, unpack_integers
 from evertally.errors import IntegrityError
 
-__all__ = ["add_sums", "decode_sums", "encode_sums", "split_by_shard"]
+__all__ = ["add_sums", "decode_sums", "encode_sums"]
 
 
 def encode_sums(sums: Mapping[int, int]) -> bytes:
@@ -39,11 +39,3 @@ def add_sums(parts: Iterable[Mapping[int, int]]) -> dict[int, int]:
         for position, amount in part.items():
             total[position] = total.get(position, 0) + amount
     return total
-
-
-def split_by_shard(sums: Mapping[int, int], shard_of: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Sums of each shard; `shard_of` maps a declared position to its shard."""
-    split: dict[int, dict[int, int]] = {}
-    for position, amount in sums.items():
-        split.setdefault(shard_of[position], {})[position] = amount
-    return split

@@ -78,9 +78,7 @@ class Transactions:
         producer = self._producer
         try:
             producer.begin_transaction()
-            sent = [
-                producer.send(r.topic, key=r.key, value=r.value, partition=r.partition) for r in records
-            ]
+            sent = [producer.send(r.topic, key=r.key, value=r.value, partition=r.partition) for r in records]
             if offsets:
                 committed = {tp: OffsetAndMetadata(o.offset, o.text, -1) for tp, o in offsets.items()}
                 _finish(producer, lambda manager: manager.send_offsets_to_transaction(committed, membership))

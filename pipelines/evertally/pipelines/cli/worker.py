@@ -1,0 +1,73 @@
+"""`evertally worker`: consume, count, release from Kafka."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
+
+__all__ = ["LogLevel", "begin_service", "worker"]
+
+
+class LogLevel(enum.StrEnum):
+    """Least severe logs that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+
+
+def begin_service(*, as_json: bool, log_format: LogFormat, level: LogLevel) -> logging.Logger:
+    """As `begin`, with kafka-python's warnings in the same form; at DEBUG it would log keys and values."""
+    log = begin(as_json=as_json, log_format=log_format)
+    log.setLevel(level.upper())
+    kafka = logging.getLogger("kafka")
+    kafka.handlers[:] = log.handlers
+    kafka.setLevel(logging.WARNING)
+    kafka.propagate = False
+    return log
+
+
+def worker(
+    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file that declares the stream.")],
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Only at the very first start: earliest, latest, an RFC 3339 time, or epoch milliseconds.",
+        ),
+    ] = None,
+    new_incarnation: Annotated[
+        bool,
+        typer.Option(
+            "--new-incarnation",
+            help="Pay for a new incarnation (totals from 0), then exit; stop all workers first.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    log_format: Logs = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least severe logs.")] = LogLevel.INFO,
+) -> None:
+    """Count the events of a Kafka topic and release noisy totals at every tick, each exactly once.
+
+    Ticks are seconds of UTC and close by this machine's clock. SIGTERM drains and exits 0; a second
+    signal stops at once. /healthz and /readyz stand at health.listen of the configuration.
+    """
+    log = begin_service(as_json=as_json, log_format=log_format, level=log_level)
+    from evertally.pipelines.kafka.config import load_worker_config
+    from evertally.pipelines.kafka.context import open_new_incarnation
+    from evertally.pipelines.kafka.worker import Worker, run_worker
+
+    declared = load_worker_config(config)
+    if new_incarnation:
+        number = open_new_incarnation(declared)
+        emit({"ok": True, "incarnation": number}, f"{declared.spec.name}: incarnation {number} is open")
+        return
+    run_worker(Worker(declared, start_from=start_from))
+    log.info("drained")
+    emit({"ok": True, "stream": declared.spec.name}, f"{declared.spec.name}: drained")

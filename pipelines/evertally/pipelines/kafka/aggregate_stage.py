@@ -1,0 +1,179 @@
+"""First stage: events of the owned input partitions leave as sealed pieces, each event exactly once.
+
+One Kafka transaction holds the pieces, the dead letters and the input offsets. What was read and not
+committed is read again by whoever owns the partition next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from evertally.errors import ServiceUnavailable
+from evertally.pipelines.kafka.aggregation import Accumulator, OpenTick, PartitionTally, ShardSums
+from evertally.pipelines.kafka.broker import TopicPartition
+from evertally.pipelines.kafka.clock_guard import ClockGuard
+from evertally.pipelines.kafka.context import StreamContext
+from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
+from evertally.pipelines.kafka.member import GroupMember
+from evertally.pipelines.kafka.stage import Stall
+from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
+from evertally.pipelines.kafka.unit_events import UnitEvents, unit_numbers
+
+__all__ = ["AggregateStage"]
+
+_LOG: Final = logging.getLogger(__name__)
+_POLL_MS: Final = 100
+_ROWS_MAX: Final = 100_000
+_TRANSACTION_TIMEOUT_MS: Final = 15_000
+
+
+class AggregateStage:
+    """Consumes events. Unit level: pieces are sealed events by unit; event level: sums by shard."""
+
+    name = "aggregate"
+
+    def __init__(self, context: StreamContext, clock: ClockGuard) -> None:
+        config = context.config
+        self._context: Final = context
+        self._config: Final = config
+        self._clock: Final = clock
+        self._topic: Final = config.topics.events
+        self._target: Final = config.topics.closed if config.bound is None else config.topics.units
+        self._sealer: Final = context.sealer(self._target)
+        self._life: Final = context.life
+        number_unit = unit_numbers(context.secret("unit"))
+        self._reader: Final = EventReader(config.spec, config.source, config.rule, config.other, number_unit)
+        self._letter_key: Final = context.secret("dead-letter") if config.dead_letter_hmac else None
+        self._accumulator: Final[Callable[[], Accumulator]] = self._accumulators()
+        self._transactions: Final = Transactions(
+            config.broker,
+            f"{config.topics.prefix}.{config.instance}.{self.name}",
+            timeout_ms=_TRANSACTION_TIMEOUT_MS,
+            max_request_bytes=config.max_request_bytes,
+        )
+        self._transactions.begin_epoch()
+        self._member: Final = GroupMember(
+            config.broker, config.membership(self.name), self._topic, max_poll_records=4000
+        )
+        self._tallies: dict[int, PartitionTally] = {}
+        self._letters: list[Outgoing] = []
+        self._committed_at = time.monotonic()
+        self._stall: Final = Stall(self.name, config.stall_s)
+        self._ready = False
+
+    def turn(self) -> None:
+        """See `Stage`."""
+        polled = self._member.poll(self._poll_ms())
+        for partition in polled.gone:
+            self._tallies.pop(partition, None)
+        if polled.gone:
+            self._forget_letters(polled.gone)
+        for partition in polled.came:
+            self._take_over(partition)
+        now_ms = self._clock.now_ms()
+        for partition, records in polled.records.items():
+            self._read(partition, records, now_ms)
+        if polled.records or not self._lagging():
+            self._stall.moved()
+        self._stall.check()
+        self._ready = bool(self._member.identity())
+        self._commit_if_due(now_ms)
+
+    def ready(self) -> bool:
+        """See `Stage`."""
+        return self._ready
+
+    def drain(self) -> None:
+        """See `Stage`."""
+        self._commit(self._closed_through(self._clock.now_ms()))
+        self._transactions.close()
+        self._member.leave()
+
+    def _accumulators(self) -> Callable[[], Accumulator]:
+        if self._config.bound is None:
+            shard_of = self._context.shard_of()
+            return lambda: ShardSums(shard_of, self._config.spec.shards)
+        return lambda: UnitEvents(self._context.partitions.units)
+
+    def _poll_ms(self) -> int:
+        """Until records come, the next tick closes or a commit is due, whatever is first."""
+        now_ms = self._clock.now_ms()
+        return int(min(_POLL_MS, max(1, self._config.rule.next_close_ms(now_ms) - now_ms)))
+
+    def _take_over(self, partition: int) -> None:
+        offset, text = self._member.committed(partition)
+        open_tick = OpenTick.decode(text).within(self._life, self._context.opened.incarnation)
+        self._member.seek(partition, offset)
+        self._tallies[partition] = PartitionTally(
+            partition, offset, open_tick, self._config.rule, self._accumulator()
+        )
+        _LOG.info("counting partition %d from tick %d", partition, open_tick)
+
+    def _read(self, partition: int, records: Sequence[Any], now_ms: int) -> None:
+        tally = self._tallies.get(partition)
+        if tally is None:
+            return
+        records = [record for record in records if record.offset >= tally.position]
+        if not records:
+            return
+        events, refusals = self._reader.read(partition, records, now_ms)
+        tally.add(events, records[-1].offset + 1)
+        if refusals:
+            payloads = {} if self._letter_key is None else {r.offset: r.value for r in records}
+            for refusal in refusals:
+                letter = dead_letter(self._topic, refusal, payloads.get(refusal[1]), self._letter_key)
+                place = f"{partition}".encode()
+                self._letters.append(Outgoing(self._config.topics.dead_letters, 0, place, letter))
+
+    def _forget_letters(self, gone: Sequence[int]) -> None:
+        places = {f"{partition}".encode() for partition in gone}
+        self._letters = [letter for letter in self._letters if letter.key not in places]
+
+    def _closed_through(self, now_ms: int) -> int:
+        return self._config.rule.closed_through(now_ms) if self._clock.trusted() else 0
+
+    def _commit_if_due(self, now_ms: int) -> None:
+        closed = self._closed_through(now_ms)
+        closing = any(closed >= tally.open_tick for tally in self._tallies.values())
+        waited = (time.monotonic() - self._committed_at) * 1000 >= self._config.commit_ms
+        full = sum(tally.rows for tally in self._tallies.values()) >= _ROWS_MAX or len(self._letters) >= 5000
+        if closing or full or (waited and any(tally.dirty() for tally in self._tallies.values())):
+            self._commit(closed)
+
+    def _commit(self, closed: int) -> None:
+        touched = {p: t for p, t in self._tallies.items() if t.dirty() or closed >= t.open_tick}
+        if not touched:
+            return
+        incarnation = self._context.opened.incarnation
+        records = list(self._letters)
+        offsets = {}
+        for partition, tally in touched.items():
+            for destination, piece in tally.cut(self._life, incarnation, closed):
+                records.append(Outgoing(self._target, destination, *self._sealer.seal(piece, destination)))
+            text = OpenTick(self._life, incarnation, max(tally.open_tick, closed + 1)).encode()
+            offsets[TopicPartition(self._topic, partition)] = OffsetText(tally.position, text)
+        try:
+            self._transactions.run(records, offsets, self._member.identity())
+        except ServiceUnavailable as error:
+            _LOG.warning("a commit failed, reading again from the last one: %s", error)
+            self._start_over()
+            return
+        for tally in touched.values():
+            tally.committed(closed)
+        self._letters = []
+        self._committed_at = time.monotonic()
+
+    def _start_over(self) -> None:
+        """After a failed commit: settle its outcome, then go on from what is committed."""
+        owned = sorted(self._tallies)
+        self._tallies, self._letters = {}, []
+        self._transactions.begin_epoch()
+        for partition in owned:
+            if partition in self._member.owns():
+                self._take_over(partition)
+
+    def _lagging(self) -> bool:
+        return bool(self._member.lag())

@@ -1,0 +1,120 @@
+"""Records of one input partition to checked events and dead letters. Nothing here raises on data."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from evertally.pipelines.dead_letters import Reason
+from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
+from evertally.pipelines.kafka.aggregation import TickRule
+from evertally.pipelines.kafka.avro_values import AvroDecoder
+from evertally.pipelines.kafka.json_values import decode_json, numbers, texts
+from evertally.pipelines.kafka.source_config import EventFormat
+from evertally.pipelines.stream_spec import StreamSpec
+from evertally.pipelines.ticks import TickGrid
+
+__all__ = ["EventReader", "dead_letter"]
+
+Decoder = Callable[[Sequence[bytes | None]], list[dict[str, Any] | Reason]]
+
+
+class EventReader:
+    """Decodes, checks and clips the events of a stream.
+
+    Args:
+        spec: keys and clip.
+        source: form of the values.
+        rule: how events find their tick.
+        other: the declared key that takes undeclared ones.
+        number_unit: number of a privacy unit, in [0, 2^62).
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        source: EventFormat,
+        rule: TickRule,
+        other: str | None,
+        number_unit: Callable[[str], int],
+    ) -> None:
+        grid = TickGrid(rule.start_ms, rule.tick_ms, spec.grid.slack_horizon)
+        self._source: Final = source
+        self._rule: Final = rule
+        self._parser: Final = EventParser(grid, spec.keys, other, source.timezone, source.rule, number_unit)
+        self._decode: Final[Decoder] = decode_json if source.format == "json" else AvroDecoder(source.schemas)
+
+    def read(self, partition: int, records: Sequence[Any], now_ms: int) -> tuple[EventColumns, list[Refusal]]:
+        """Events of the records, and (partition, offset, reason) of each record that is none."""
+        decoded = self._decode([record.value for record in records])
+        objects = [item for item in decoded if not isinstance(item, Reason)]
+        offsets = [record.offset for record in records]
+        refused: list[Refusal] = []
+        if len(objects) < len(decoded):
+            refused = [
+                (partition, offset, item)
+                for offset, item in zip(offsets, decoded, strict=True)
+                if isinstance(item, Reason)
+            ]
+            offsets = [
+                offset for offset, item in zip(offsets, decoded, strict=True) if not isinstance(item, Reason)
+            ]
+        source = self._source
+        stamps: Sequence[Field] = (
+            [str(now_ms)] * len(objects)
+            if source.timestamp is None
+            else texts([item.get(source.timestamp) for item in objects])
+        )
+        batch = RawBatch(
+            stamps,
+            texts([item.get(source.key) for item in objects]),
+            None if source.value is None else numbers([item.get(source.value) for item in objects]),
+            None if source.unit is None else texts([item.get(source.unit) for item in objects]),
+            lambda row: (partition, offsets[row]),
+            refused,
+        )
+        events, refusals = self._parser.parse(batch)
+        if self._rule.skew_ms is not None:
+            return self._refuse_future(events, refusals, partition, offsets, now_ms + self._rule.skew_ms)
+        return events, refusals
+
+    def _refuse_future(
+        self,
+        events: EventColumns,
+        refusals: list[Refusal],
+        partition: int,
+        offsets: list[int],
+        limit_ms: int,
+    ) -> tuple[EventColumns, list[Refusal]]:
+        future = events.time_ms > limit_ms
+        if not future.any():
+            return events, refusals
+        gone = {offset for _, offset, _ in refusals}
+        good = np.array([offset for offset in offsets if offset not in gone], np.int64)
+        refusals = refusals + [(partition, offset, Reason.IN_THE_FUTURE) for offset in good[future].tolist()]
+        kept = ~future
+        return EventColumns(
+            events.time_ms[kept],
+            events.keys[kept],
+            None if events.values is None else events.values[kept],
+            None if events.units is None else events.units[kept],
+        ), sorted(refusals, key=lambda refusal: refusal[1])
+
+
+def dead_letter(topic: str, refusal: Refusal, payload: bytes | None, key: bytes | None) -> bytes:
+    """A dead letter: where the record stands and why it is not counted; with a key, its payload's HMAC."""
+    partition, offset, reason = refusal
+    fields: dict[str, object] = {
+        "schema": "evertally.dead-letter/1",
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "code": reason.value,
+    }
+    if key is not None:
+        fields["hmac"] = hmac.digest(key, payload or b"", "sha256").hex()
+    return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,0 +1,314 @@
+"""What the Kafka suites share: a stream on random topics, workers as processes, and an independent judge.
+
+The judge trusts nothing of the worker: it reads the topics raw and the ledger's table by SQL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+
+KEYS = ("alpha", "beta", "gamma", "delta")
+QUIET = {"metrics_enabled": False}
+
+
+def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = check()
+        if found:
+            return found
+        time.sleep(every_s)
+    raise AssertionError(f"timed out waiting for: {what}")
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+@dataclass
+class KafkaStream:
+    """A stream under test: its topics, its configuration file, its workers."""
+
+    servers: str
+    folder: Path
+    partitions: int = 3
+    keys: Sequence[str] = KEYS
+    tick_s: float = 0.5
+    shards: int = 1
+    start_ms: int = 0
+    epsilon: float = 1e6
+    extra: str = ""
+    stream_extra: str = ""
+    source_extra: str = ""
+    privacy_extra: str = 'unit = "event"'
+    kafka_extra: str = ""
+    replication: int = 1
+    name: str = ""
+    workers: list[WorkerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.name or "s" + secrets.token_hex(4)
+        self.topic = f"{self.name}.events"
+        if not self.start_ms:
+            tick_ms = round(self.tick_s * 1000)
+            self.start_ms = time.time_ns() // 1_000_000 // tick_ms * tick_ms
+        self.create_topics([self.topic], self.partitions)
+
+    def create_topics(self, names: Iterable[str], partitions: int) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=self.servers)
+        request = {
+            name: {
+                "num_partitions": partitions,
+                "replication_factor": self.replication,
+                "configs": {"retention.ms": "-1"},
+            }
+            for name in names
+        }
+        admin.create_topics(request, wait_for_metadata=True)
+        admin.close()
+
+    def config(self, instance: str = "w1", port: int | None = None) -> Path:
+        """Write the configuration of one worker."""
+        path = self.folder / f"{self.name}-{instance}.toml"
+        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.start_ms // 1000))
+        fraction = f".{self.start_ms % 1000:03d}" if self.start_ms % 1000 else ""
+        health = f'[health]\nlisten = "127.0.0.1:{port}"\n' if port else ""
+        path.write_text(
+            f"""
+[stream]
+name = "{self.name}"
+keys = {json.dumps(list(self.keys))}
+start = "{start}{fraction}Z"
+tick_s = {self.tick_s}
+shards = {self.shards}
+{self.stream_extra}
+[source]
+key = "k"
+{self.source_extra}
+[privacy]
+epsilon = {self.epsilon}
+delta = 1e-6
+{self.privacy_extra}
+[state]
+path = "{self.name}.ledger"
+key_file = "{self.name}.key"
+folder = "."
+[kafka]
+bootstrap_servers = "{self.servers}"
+topic = "{self.topic}"
+instance = "{instance}"
+commit_s = 0.2
+{self.kafka_extra}
+{health}
+{self.extra}
+"""
+        )
+        return path
+
+    def cli(self, *words: str, instance: str = "w1", check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*evertally(), *words, "--config", str(self.config(instance))],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{words}: exit {done.returncode}\n{done.stderr}")
+        return done
+
+    def start(self, instance: str = "w1", *, begin: str | None = None, ready: bool = True) -> WorkerProcess:
+        """Start a worker process."""
+        port = free_port()
+        words = ["worker", "--config", str(self.config(instance, port)), "--log-format", "json"]
+        if begin is not None:
+            words += ["--from", begin]
+        worker = WorkerProcess(words, port, self.folder / f"{self.name}-{instance}.log")
+        self.workers.append(worker)
+        if ready:
+            worker.wait_ready()
+        return worker
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def send(self, events: Iterable[dict[str, Any] | bytes | None], pause_s: float = 0.0) -> None:
+        """Send events round robin over the partitions; returns when all are acknowledged."""
+        producer = KafkaProducer(bootstrap_servers=self.servers, acks="all", linger_ms=5, **QUIET)
+        for number, event in enumerate(events):
+            value = json.dumps(event).encode() if isinstance(event, dict) else event
+            producer.send(self.topic, value=value, key=b"x", partition=number % self.partitions)
+            if pause_s:
+                time.sleep(pause_s)
+        producer.flush()
+        producer.close()
+
+    # the judge
+
+    def raw(self, suffix: str, isolation: str = "read_committed") -> list[Any]:
+        return read_topic(self.servers, f"{self.name}.{suffix}", isolation)
+
+    def releases(self) -> list[dict[str, Any]]:
+        found = [json.loads(record.value) for record in self.raw("releases")]
+        return [record for record in found if record["schema"] == "evertally.release/1"]
+
+    def ledger_rows(self) -> list[tuple[int, int, int]]:
+        """(key index, t, value) straight from the file."""
+        file = apsw.Connection(str(self.folder / f"{self.name}.ledger"), flags=apsw.SQLITE_OPEN_READONLY)
+        file.set_busy_timeout(10_000)
+        rows = [tuple(map(int, row)) for row in file.execute("SELECT key_index, t, value FROM released")]  # type: ignore[arg-type]
+        file.close()
+        return rows  # type: ignore[return-value]
+
+    def totals(self) -> dict[str, int]:
+        """Latest value of each key; exact where epsilon is huge."""
+        latest: dict[str, tuple[int, int]] = {}
+        for record in self.releases():
+            if record["t"] >= latest.get(record["key"], (0, 0))[0]:
+                latest[record["key"]] = (record["t"], record["value"])
+        return {key: value for key, (_, value) in latest.items()}
+
+    def wait_totals(self, expected: dict[str, int], timeout_s: float = 60.0) -> None:
+        """Wait until the released totals are these (noise is below one count at a huge epsilon)."""
+        wanted = {key: expected.get(key, 0) for key in self.keys}
+        try:
+            wait_until(f"totals {wanted}", lambda: self.totals() == wanted, timeout_s, every_s=0.5)
+        except AssertionError:
+            logs = "\n".join(worker.log.read_text()[-3000:] for worker in self.workers)
+            raise AssertionError(f"totals are {self.totals()}, expected {wanted}\n{logs}") from None
+
+    def judge(self) -> int:
+        """Every (key, t) one value, in order, without gaps, equal in ledger and topic; the last tick."""
+        releases = self.releases()
+        ticks: dict[str, list[int]] = defaultdict(list)
+        previous: dict[str, int] = {}
+        for record in releases:
+            ticks[record["key"]].append(record["t"])
+            assert record["value"] >= previous.get(record["key"], 0), "a total fell: an event was lost"
+            previous[record["key"]] = record["value"]
+        assert set(ticks) == set(self.keys)
+        lengths = {key: len(found) for key, found in ticks.items()}
+        for key, found in ticks.items():
+            assert found == list(range(1, len(found) + 1)), f"{key}: ticks are not 1, 2, ..."
+        per_shard: dict[int, set[int]] = defaultdict(set)
+        for index, key in enumerate(self.keys):
+            per_shard[index % self.shards].add(lengths[key])
+        assert all(len(found) == 1 for found in per_shard.values())
+        stored = {(index, t): value for index, t, value in self.ledger_rows()}
+        published = {(list(self.keys).index(r["key"]), r["t"]): r["value"] for r in releases}
+        assert published.items() <= stored.items()
+        bytes_by_place: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+        for record in self.raw("releases", "read_uncommitted"):
+            if record.key is not None:
+                fields = json.loads(record.value)
+                bytes_by_place[(fields["key"], fields["t"])].add(record.value)
+        assert all(len(found) == 1 for found in bytes_by_place.values()), "a second value was written"
+        return min(lengths.values())
+
+
+class WorkerProcess:
+    """`evertally worker` as a process of its own."""
+
+    def __init__(self, words: list[str], port: int, log: Path, env: dict[str, str] | None = None) -> None:
+        self.port = port
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [*evertally(), *words],
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            )
+
+    def get(self, path: str) -> tuple[int, dict[str, bool]]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read() or b"{}")
+        except OSError:
+            return 0, {}
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        def check() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the worker ended:\n{self.log.read_text()[-3000:]}")
+            return self.get("/readyz")[0] == 200
+
+        try:
+            wait_until("the worker is ready", check, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error} {self.get('/readyz')}\n{self.log.read_text()[-3000:]}") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+                self.process.kill()
+        self.process.wait(30)
+
+    def end(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+
+def evertally() -> list[str]:
+    return [sys.executable, "-c", "from evertally.pipelines.cli.app import main; main()"]
+
+
+def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> list[Any]:
+    """Every record of a topic, by partition and offset."""
+    reader = KafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level=isolation,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        fetch_max_wait_ms=50,
+        **QUIET,
+    )
+    try:
+        numbers = reader.partitions_for_topic(topic) or set()
+        places = [TopicPartition(topic, number) for number in sorted(numbers)]
+        if not places:
+            return []
+        reader.assign(places)
+        ends = reader.end_offsets(places)
+        for place, offset in reader.beginning_offsets(places).items():
+            reader.seek(place, offset)
+        found: dict[TopicPartition, list[Any]] = {place: [] for place in places}
+        deadline = time.monotonic() + 20
+        while any(reader.position(place) < ends[place] for place in places):
+            for place, records in reader.poll(timeout_ms=300).items():
+                found[place] += [record for record in records if record.offset < ends[place]]
+            if time.monotonic() > deadline:
+                break  # an open transaction holds the end back
+        return [record for place in places for record in found[place]]
+    finally:
+        reader.close(autocommit=False)
