@@ -335,6 +335,8 @@ def wait_until(condition: object) -> None:
 
 
 def test_one_thread_an_engine_and_close_ends_it() -> None:
+    gc.collect()
+    wait_until(lambda: not worker_threads())
     before = len(worker_threads())
     engine = LogPerturbed().engine(FixedSource())
     assert isinstance(engine, FftEngine)

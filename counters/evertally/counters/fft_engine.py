@@ -7,8 +7,10 @@ again and computes the same block from the same inputs (arXiv 2506.15018, Algori
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -28,12 +30,14 @@ TICKS_MAX: Final = 1 << 28
 
 _STATE: Final = struct.Struct(">BQQ")
 _STATE_VERSION: Final = 1
+_AT_ONCE: Final = 1 << 14  # draws prepared in the first step, so that the thread has time for the next
 _DRAWS_AT_ONCE: Final = 1 << 15  # few hand-overs of the interpreter lock, none of them long
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     low: int
+    high: int
     draws: IntArray  # of ticks 0 .. high-1, shape (high, keys)
     noise: IntArray  # of ticks low .. high-1, shape (high - low, keys)
 
@@ -67,7 +71,7 @@ class FftEngine:
         self._low = self._high = 0
         self._last = TICKS_MAX if horizon is None else min(horizon, TICKS_MAX)
         self._draws = self._noise = np.empty((0, source.keys), dtype=np.int64)
-        self._next: Pending[_Block] | None = None
+        self._ahead: deque[Pending[_Block]] = deque()
 
     @property
     def t(self) -> int:
@@ -112,31 +116,46 @@ class FftEngine:
             raise IntegrityError("the stored noise state does not fit this stream's tick and keys")
         self._t = t
         self._low = self._high = 0
-        self._next = None
+        self._ahead.clear()
 
     def close(self) -> None:
         """Stop the preparing thread. Stepping on starts it again."""
         self._worker.close()
-        self._next = None
+        self._ahead.clear()
 
     def _enter(self, index: int) -> None:
-        """Make the block of tick `index` current and have the next one prepared."""
+        """Make the block of tick `index` current and have later ones prepared."""
         refuse_past(self._horizon, TICKS_MAX, index + 1)
         low, high = block_bounds(index)
-        pending, self._next = self._next, None
-        block = pending.result() if pending is not None else self._compute(low, high, None)
-        assert block.low == low
-        old = (self._draws, self._noise)
+        try:
+            block = self._ahead.popleft().result() if self._ahead else self._compute(low, high, None)
+        except BaseException:
+            self._ahead.clear()  # so that the step may be tried again
+            raise
+        assert (block.low, block.high) == (low, high)
+        spent: list[object] = [self._draws, self._noise]
         self._draws, self._noise = block.draws[low:], block.noise
         self._low, self._high = low, high
-        if high < self._last:
-            compute = self._compute
+        if not self._ahead:
+            self._prepare_after(block, spent)
 
-            def prepare(spent: list[object] = [old]) -> _Block:  # noqa: B006 - a one-shot holder
+    def _prepare_after(self, block: _Block, spent: list[object]) -> None:
+        """Small blocks at once, the next larger one in the worker thread."""
+        while 2 * block.high * self._source.keys <= _AT_ONCE and block.high < self._last:
+            small = Pending(partial(self._compute, block.high, 2 * block.high, block.draws))
+            small.compute()
+            self._ahead.append(small)
+            if small.failed:
+                return  # surfaces when that block is needed
+            block = small.result()
+        if block.high < self._last:
+            compute = partial(self._compute, block.high, 2 * block.high, block.draws)
+
+            def prepare() -> _Block:
                 spent.clear()  # give the old arrays back here: unmapping them would delay a step
-                return compute(high, 2 * high, block.draws)
+                return compute()
 
-            self._next = self._worker.submit(prepare)
+            self._ahead.append(self._worker.submit(prepare))
 
     def _compute(self, low: int, high: int, earlier: IntArray | None) -> _Block:
         draws = np.empty((high, self._source.keys), dtype=np.int64)
@@ -151,7 +170,7 @@ class FftEngine:
         noise = self._refill(self._series, draws, low)
         draws.setflags(write=False)
         noise.setflags(write=False)
-        return _Block(low, draws, noise)
+        return _Block(low, high, draws, noise)
 
 
 def refuse_past(horizon: int | None, ticks_max: int, tick: int) -> None:

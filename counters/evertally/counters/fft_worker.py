@@ -42,6 +42,11 @@ class Pending(Generic[T]):
         self._done.set()
         self._job = None  # what the job holds is given back here, not in the thread that waits
 
+    @property
+    def failed(self) -> bool:
+        """Whether the job has run and raised."""
+        return self._error is not None
+
     def result(self) -> T:
         """Wait for the result and return it; raises what the job raised."""
         job = self._job
