@@ -24,9 +24,9 @@ from evertally.accountants.gram import Gram
 from evertally.accountants.random_allocation import CELLS, DIRECTIONS, RandomAllocationPLD
 from evertally.validation import integer, one_of, positive_real, probability, real
 
-__all__ = ["ColourPLD", "candidates", "delta", "epsilon"]
+__all__ = ["SCREEN_CELLS", "ColourPLD", "candidates", "delta", "epsilon"]
 
-_SCREEN_CELLS = 96
+SCREEN_CELLS = 64
 _SMALL_COLOURS = 32
 _GROUPS_MAX = 4
 
@@ -43,7 +43,7 @@ def delta(
     if p is not None:
         return ColourPLD(gram, sigma, direction, p, cells).delta(epsilon)
     screened = [
-        (ColourPLD(gram, sigma, direction, q, _SCREEN_CELLS).delta(epsilon), q) for q in candidates(gram)
+        (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).delta(epsilon), q) for q in candidates(gram)
     ]
     coarse, best = min(screened)
     return min(coarse, ColourPLD(gram, sigma, direction, best, cells).delta(epsilon))
@@ -57,7 +57,7 @@ def epsilon(
     if p is not None:
         return ColourPLD(gram, sigma, direction, p, cells).epsilon(delta)
     screened = [
-        (ColourPLD(gram, sigma, direction, q, _SCREEN_CELLS).epsilon(delta), q) for q in candidates(gram)
+        (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).epsilon(delta), q) for q in candidates(gram)
     ]
     coarse, best = min(screened)
     return min(coarse, ColourPLD(gram, sigma, direction, best, cells).epsilon(delta))

@@ -152,7 +152,7 @@ def _lognormal_above(variance: float, cells: int) -> _Grid:
 
 def _fitted(grid: _Grid, cells: int) -> _Grid:
     """Halve the step (exact) while the support is short: the next sum then lands on a finer grid."""
-    while 1.4 * len(grid.masses) <= cells:
+    while 1.4 * len(grid.masses) <= cells and len(grid.masses) > 1:
         grid = _refined(grid, 2)
     return grid
 
@@ -212,8 +212,13 @@ def _add(a: _Grid, b: _Grid) -> _Grid:
     """The sum of two independent laws on grids of one step."""
     first, last = sum_first(a.first, b.first, a.step), sum_first(a.last, b.last, a.step) + 2
     masses = np.zeros(last - first + 1)
-    _add_pairs(masses, first, a, b, 0)
-    _add_pairs(masses, first, b, a, 1)
+    if a is b:
+        _add_pairs(masses, first, a, b, 1)
+        masses *= 2.0
+        _add_pairs(masses, first, a, b, 0, most=0)
+    else:
+        _add_pairs(masses, first, a, b, 0)
+        _add_pairs(masses, first, b, a, 1)
     zero = a.zero * b.zero
     for other, grid in ((b.zero, a), (a.zero, b)):
         # 0 + x where x lies below the new grid: split between 0 and the first point
@@ -234,18 +239,23 @@ def sum_first(i: int, j: int, step: float) -> int:
     return max(i, j) + math.floor(math.log1p(math.exp(-abs(i - j) * step)) / step) - 1
 
 
-def _add_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int) -> None:
-    """Add the pairs whose point of `a` is at least `least` steps above that of `b`."""
-    low, high = max(least, a.first - b.last), a.last - b.first
+def _add_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int, most: int | None = None) -> None:
+    """Add the pairs whose point of `a` is `least` .. `most` steps above that of `b`."""
+    low, high = max(least, a.first - b.last), a.last - b.first if most is None else most
     if high < low:
         return
     d = np.arange(low, high + 1)
     jump, weight = _landing(d, a.step)
-    starts = np.flatnonzero(np.diff(jump, prepend=jump[0] + 1))
+    near = int(np.searchsorted(-jump, 0)) if most is None else len(d)
+    if near < len(d):
+        _add_far_pairs(masses, first, a, b, int(d[near]))
+    if near == 0:
+        return
+    starts = np.flatnonzero(np.diff(jump[:near], prepend=jump[0] + 1))
     padded_first = a.first - high
     padded = _window(b, padded_first, a.last - low)
     n = len(a.masses)
-    for start, stop in zip(starts, np.append(starts[1:], len(d)), strict=True):
+    for start, stop in zip(starts, np.append(starts[1:], near), strict=True):
         # a point J of `a` meets the points J - d, d in this run, of `b`
         offset = a.first - int(d[stop - 1]) - padded_first
         piece = padded[offset : offset + n + (stop - start) - 1]
@@ -254,6 +264,21 @@ def _add_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int) -> Non
         at = a.first + int(jump[start]) - first
         put_in(masses, at, a.masses * down)
         put_in(masses, at + 1, a.masses * up)
+
+
+def _add_far_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int) -> None:
+    """Add the pairs at least `least` steps apart, where the sum stays within one step above `a`.
+
+    All of them land on the same two points, so only the total mass and mean of the far points of `b` count.
+    """
+    scaled = b.masses * np.exp((np.arange(len(b.masses)) - len(b.masses) + 1) * b.step)
+    reach = np.clip(a.first + np.arange(len(a.masses)) - least - b.first, -1, len(b.masses) - 1)
+    mass = np.append(np.cumsum(b.masses), 0.0)[reach]
+    back = np.exp(np.minimum((b.last - a.first - np.arange(len(a.masses))) * a.step, 700.0))
+    mean = np.append(np.cumsum(scaled), 0.0)[reach] * back
+    up = np.clip(mean / math.expm1(a.step), 0.0, mass)
+    put_in(masses, a.first - first, a.masses * (mass - up))
+    put_in(masses, a.first + 1 - first, a.masses * up)
 
 
 def _landing(d: NDArray[np.int64], step: float) -> tuple[NDArray[np.int64], Array]:

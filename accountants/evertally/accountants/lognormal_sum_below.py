@@ -133,14 +133,22 @@ def _add(a: _Cells, b: _Cells) -> _Cells:
     """The sum of two independent laws on grids of one step."""
     first, last = sum_first(a.first, b.first, a.step), sum_first(a.last, b.last, a.step) + 3
     masses, moments = np.zeros(last - first + 1), np.zeros(last - first + 1)
-    _add_pairs(masses, moments, first, a, b, 0)
-    _add_pairs(masses, moments, first, b, a, 1)
+    if a is b:
+        _add_pairs(masses, moments, first, a, b, 1)
+        masses *= 2.0
+        moments *= 2.0
+        _add_pairs(masses, moments, first, a, b, 0, most=0)
+    else:
+        _add_pairs(masses, moments, first, a, b, 0)
+        _add_pairs(masses, moments, first, b, a, 1)
     return _Cells(a.step, first, masses, moments, a.copies + b.copies)
 
 
-def _add_pairs(masses: Array, moments: Array, first: int, a: _Cells, b: _Cells, least: int) -> None:
-    """Add the pairs whose cell of `a` is at least `least` steps above that of `b`."""
-    low, high = max(least, a.first - b.last), a.last - b.first
+def _add_pairs(
+    masses: Array, moments: Array, first: int, a: _Cells, b: _Cells, least: int, most: int | None = None
+) -> None:
+    """Add the pairs whose cell of `a` is `least` .. `most` steps above that of `b`."""
+    low, high = max(least, a.first - b.last), a.last - b.first if most is None else most
     if high < low:
         return
     d = np.arange(low, high + 1)
@@ -149,10 +157,15 @@ def _add_pairs(masses: Array, moments: Array, first: int, a: _Cells, b: _Cells, 
     n = len(a.masses)
     for start, stop in zip(starts, np.append(starts[1:], len(d)), strict=True):
         # a cell J of `a` meets the cells J - d, d in this run, of `b`
-        from_ = a.first - int(d[stop - 1])
-        ones = np.ones(stop - start)
-        mass = np.convolve(_window(b, b.masses, from_, n + len(ones) - 1), ones, mode="valid")
-        moment = np.convolve(_window(b, b.moments, from_, n + len(ones) - 1), ones, mode="valid")
+        if jump[start] == 0 and stop == len(d) and most is None:
+            reach = np.clip(a.first + np.arange(n) - int(d[start]) - b.first, -1, len(b.masses) - 1)
+            mass = np.append(np.cumsum(b.masses), 0.0)[reach]
+            moment = np.append(np.cumsum(b.moments), 0.0)[reach]
+        else:
+            from_ = a.first - int(d[stop - 1])
+            ones = np.ones(stop - start)
+            mass = np.convolve(_window(b, b.masses, from_, n + len(ones) - 1), ones, mode="valid")
+            moment = np.convolve(_window(b, b.moments, from_, n + len(ones) - 1), ones, mode="valid")
         at = a.first + int(jump[start]) - first
         put_in(masses, at, a.masses * mass)
         put_in(moments, at, a.moments * mass + a.masses * moment)
