@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
@@ -50,14 +52,12 @@ def test_records_are_read_back(tmp_path: Path) -> None:
 
 
 def test_records_match_the_published_schema() -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    from importlib.resources import files
-
     schema = json.loads((files("evertally.pipelines") / "schemas/release.schema.json").read_text())
+    valid = jsonschema_rs.validator_for(schema).is_valid
     for line in (HEADER.encode(), release(3).encode(), release(1, 'ключ " \\', -5).encode()):
-        jsonschema.validate(json.loads(line), schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**json.loads(release(1).encode()), "t": 0}, schema)
+        assert valid(json.loads(line))
+    assert not valid({**json.loads(release(1).encode()), "t": 0})
+    assert not valid({"schema": "evertally.release/2"})
 
 
 def test_a_torn_end_is_cut_and_written_again(tmp_path: Path) -> None:

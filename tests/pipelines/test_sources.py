@@ -43,12 +43,11 @@ def read(path: Path | str, kind: str, *, fields: FieldNames = FIELDS) -> tuple[l
     source = CsvSource(reader, fields) if kind == "csv" else JsonLinesSource(reader, fields)
     rows: list[Row] = []
     refused: list[Refusal] = []
-    by_number = lambda: list(names)  # noqa: E731 - units are numbered anew in each reading
     for batch in source.batches():
         columns, refusals = parser.parse(batch)
         units = np.zeros_like(columns.keys) if columns.units is None else columns.units
         values = np.ones_like(columns.keys) if columns.values is None else columns.values
-        names_now = by_number()
+        names_now = list(names)  # units are numbered anew in each reading
         rows += [
             (int(t), int(k), int(v), hash(names_now[int(u)]) if names_now else 0)
             for t, k, v, u in zip(columns.time_ms, columns.keys, values, units, strict=True)

@@ -36,7 +36,9 @@ _SUFFIXES: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json
 _RFC3339: Final = "an RFC 3339 time with an offset, for example 2013-01-01T05:00:00Z"
 _TICK_EXPECTED: Final = "a length in seconds > 0, a multiple of 0.001"
 _EPSILON_MAX: Final = 1e6
+_MU_MIN: Final = 1e-4
 _MU_MAX: Final = 1000.0
+_SMALLEST_CAP: Final = 1e-6  # of epsilon; a large delta alone may pay for a small mu
 _CONVERSION_SHARE: Final = 0.999  # of a scope's delta; the rest it sets aside for small deltas of its lines
 _MARGIN: Final = 1e-6  # a cap computed from mu is this much larger, so that rounding never refuses it
 
@@ -153,7 +155,7 @@ def read_loss(
     """Epsilon at delta, or mu; and the scope that pays: the stream's own, unless [budget] names one."""
     delta = privacy.positive("delta", "a number strictly between 0 and 1", high=0.999999, required=True)
     epsilon = privacy.positive("epsilon", "a number > 0", high=_EPSILON_MAX)
-    mu = privacy.positive("mu", "a number > 0", high=_MU_MAX)
+    mu = privacy.positive("mu", "a number > 0", low=_MU_MIN, high=_MU_MAX)
     scope_name = budget.text("scope", "a name for the scope", required=False)
     epsilon_cap = budget.positive(
         "epsilon_cap", "a number > 0", high=_EPSILON_MAX, required=scope_name is not None
@@ -178,12 +180,16 @@ def read_loss(
     def loss() -> Loss:
         conversion = _CONVERSION_SHARE * delta
         if scope_name is None:
-            cap = epsilon if epsilon is not None else gaussian_epsilon(conversion, mu or 0.0) * (1 + _MARGIN)
+            cap = epsilon if epsilon is not None else _cap_of_mu(conversion, mu or 0.0)
             return Loss(Scope(stream, unit, adjacency, cap, delta), mu)
         part = mu if mu is not None else gaussian_mu(epsilon or 0.0, conversion)
         return Loss(Scope(scope_name, unit, adjacency, epsilon_cap or 0.0, delta_cap or delta), part)
 
     return mistakes.attempt(loss)
+
+
+def _cap_of_mu(delta: float, mu: float) -> float:
+    return max(gaussian_epsilon(delta, mu) * (1 + _MARGIN), _SMALLEST_CAP)
 
 
 def _time(stream: ConfigTable, key: str, mistakes: Mistakes) -> int | None:

@@ -117,13 +117,17 @@ class ConfigTable:
         return self._mistakes.attempt(lambda: integer(f"{self._name}.{key}", value, low=low, high=high))
 
     def positive(
-        self, key: str, expected: str, *, high: float = 1e300, required: bool = False
+        self, key: str, expected: str, *, low: float = 0.0, high: float = 1e300, required: bool = False
     ) -> float | None:
-        """A finite number > 0; TOML's inf and nan are refused by name."""
+        """A finite number > 0 in [low, high]; TOML's inf and nan are refused by name."""
         value = self.raw(key, expected, required=required)
         if value is None:
             return None
-        return self._mistakes.attempt(lambda: positive_real(f"{self._name}.{key}", value, high=high))
+        number = self._mistakes.attempt(lambda: positive_real(f"{self._name}.{key}", value, high=high))
+        if number is not None and number < low:
+            self._mistakes.add(f"{self._name}.{key}", value, f"a number in [{low:g}, {high:g}]")
+            return None
+        return number
 
     def finish(self) -> None:
         """Note every key nobody asked for, with the nearest known name."""

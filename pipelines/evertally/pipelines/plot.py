@@ -5,6 +5,7 @@ Everything drawn comes from public releases; drawing is post-processing and cost
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
     _draw_errors(errors, table)
     header = table.header
     figure.suptitle(
-        f"{header.stream}: epsilon = {header.epsilon:.3g} at delta = {header.delta:.3g}, once and for ever "
+        f"{_plain(header.stream)}: epsilon = {header.epsilon:.3g} at delta = {header.delta:.3g}, once and for ever "
         f"(mu = {header.mu:.3g}, {header.mechanism}, unit: {header.unit})",
         fontsize=14,
         color=_INK,
@@ -115,7 +116,9 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
     if not path.parent.is_dir():
         raise InvalidParameter("out", str(path), "a path in an existing folder")
     try:
-        figure.savefig(path, format="png", metadata={"Software": "evertally"})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # keys in a script the font has not
+            figure.savefig(path, format="png", metadata={"Software": "evertally"})
     except OSError as error:
         raise StorageFull(f"{path}: the picture could not be written ({error.strerror})") from None
 
@@ -134,7 +137,8 @@ def _draw_totals(axes: Axes, table: ReleaseTable) -> None:
     top = max(float(table.values.max()), linear)
     bottom = min(0.0, float((table.values[:, shown] - half[:, None]).min()))
     axes.set_ylim(1.1 * bottom, 1.3 * top)
-    axes.set_xlim(times[0], times[-1])
+    start = np.datetime64(table.header.start_ms, "ms")
+    axes.set_xlim(start, times[-1])  # type: ignore[arg-type]  # stubs know floats only
     _label_ends(axes, [(float(table.values[-1, key]), table.header.keys[key]) for key in shown])
     hidden = len(order) - len(shown)
     note = f"; {hidden} smaller keys not drawn" if hidden else ""
@@ -161,7 +165,7 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str]]) -> None:
         places[index] = max(places[index], floor)
     for index, (place, (value, key)) in enumerate(zip(places, ends, strict=True)):
         axes.annotate(
-            f"{key} {value:,.0f}",
+            f"{_plain(key)} {value:,.0f}",
             xy=(1.0, place),
             xytext=(6, 0),
             xycoords="axes fraction",
@@ -193,12 +197,17 @@ def _draw_errors(axes: Axes, table: ReleaseTable) -> None:
         )
     axes.legend(loc="lower right", frameon=False, fontsize=11.5)
     axes.set_xscale("log")
-    axes.set_xlim(1, last * 1.08)
+    axes.set_xlim(1, max(2.0, last * 1.08))
     axes.set_ylim(0, 1.25 * float(max(table.stderr.max(), known.max())))
     axes.set_title("standard error of each total, at equal privacy", fontsize=12, color=_INK)
     axes.set_xlabel(f"tick of {table.header.tick_ms / 1000:g} s (logarithmic)")
     axes.set_ylabel("standard error, value units")
     _tidy(axes)
+
+
+def _plain(text: str) -> str:
+    """A name as it is, not as mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _tidy(axes: Axes) -> None:

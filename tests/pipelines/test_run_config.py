@@ -1,0 +1,185 @@
+"""Configurations: every mistake at once, each with field, got and expected."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evertally.accountants.gaussian import gaussian_epsilon
+from evertally.errors import InvalidParameter
+from evertally.pipelines.config import load_config
+from evertally.pipelines.config_table import InvalidConfig
+
+Cli = Callable[..., tuple[int, str, str]]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def change(folder: Path, old: str, new: str) -> Path:
+    path = folder / "run.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_a_good_configuration(gates: Path) -> None:
+    config = load_config(gates / "run.toml")
+    assert (config.ticks.ticks, config.spec.keys, config.bound, config.other) == (
+        6,
+        ("north", "south"),
+        None,
+        None,
+    )
+    assert config.releases == gates / "releases.jsonl"
+    assert config.spec.header(1).epsilon <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('name = "gates"', "", "stream.name"),
+        ('name = "gates"', 'name = ""', "stream.name"),
+        ('name = "gates"', 'name = "with space"', "stream.name"),
+        ('keys = ["north", "south"]', "keys = []", "stream.keys"),
+        ('keys = ["north", "south"]', 'keys = ["north", "north"]', "stream.keys"),
+        ('keys = ["north", "south"]', "keys = [1]", "stream.keys"),
+        ('keys = ["north", "south"]', 'keys = ["north"]\nother = "rest"', "stream.other"),
+        ("start = 2024-01-01T00:00:00Z", "start = 2024-01-01T00:00:00", "stream.start"),
+        ("start = 2024-01-01T00:00:00Z", 'start = "yesterday"', "stream.start"),
+        ("start = 2024-01-01T00:00:00Z", "start = 0", "stream.start"),
+        ("end = 2024-01-01T06:00:00Z", "end = 2024-01-01T06:30:00Z", "stream.end"),
+        ("end = 2024-01-01T06:00:00Z", "end = 2023-01-01T06:00:00Z", "stream.end"),
+        ("tick_s = 3600", "tick_s = 0", "stream.tick_s"),
+        ("tick_s = 3600", "tick_s = nan", "stream.tick_s"),
+        ("tick_s = 3600", "tick_s = 0.0001", "stream.tick_s"),
+        (
+            "tick_s = 3600",
+            "tick_s = 0.001",
+            "stream.tick_s",
+        ),
+        ('path = "events.csv"', 'path = "none.csv"', "source.path"),
+        ('path = "events.csv"', 'path = "-"', "source.format"),
+        ('path = "events.csv"', 'path = "events.csv"\nformat = "xml"', "source.format"),
+        ('key = "gate"', "", "source.key"),
+        ('key = "gate"', 'key = "gate"\ncarrier = "gate"', "source.carrier"),
+        ('key = "gate"', 'key = "gate"\nunit = "who"', "source.unit"),
+        ('key = "gate"', 'key = "gate"\nvalue = "amount"\nvalue_unit = "0"', "source.value_unit"),
+        ('key = "gate"', 'key = "gate"\nvalue = "amount"\nvalue_unit = "cent"', "source.value_unit"),
+        ('key = "gate"', 'key = "gate"\nvalue_unit = "1"', "source.value_unit"),
+        ('key = "gate"', 'key = "gate"\ntimezone = "Mars/Base"', "source.timezone"),
+        ("epsilon = 1.0", "epsilon = inf", "privacy.epsilon"),
+        ("epsilon = 1.0", "epsilon = -1", "privacy.epsilon"),
+        ("epsilon = 1.0", 'epsilon = "1"', "privacy.epsilon"),
+        ("epsilon = 1.0", "epsilon = true", "privacy.epsilon"),
+        ("epsilon = 1.0", "epsilon = 1.0\nmu = 0.5", "privacy.epsilon"),
+        ("epsilon = 1.0", "", "privacy.epsilon"),
+        ("epsilon = 1.0", "mu = 1e-300", "privacy.mu"),
+        ("delta = 1e-6", "delta = 1", "privacy.delta"),
+        ("delta = 1e-6", "", "privacy.delta"),
+        ("delta = 1e-6", "delta = 1e-6\nclip = 0", "privacy.clip"),
+        ("delta = 1e-6", "delta = 1e-6\nclip = 1.5", "privacy.clip"),
+        ("delta = 1e-6", "delta = 1e-6\nlower = -2", "privacy.lower"),
+        ("delta = 1e-6", "delta = 1e-6\nparticipations = 3", "privacy.participations"),
+        ("delta = 1e-6", 'delta = 1e-6\nunit = "person"', "privacy.participations"),
+        ("delta = 1e-6", 'delta = 1e-6\nadjacency = "none"', "privacy.adjacency"),
+        ("delta = 1e-6", 'delta = 1e-6\nmechanism = "magic"', "mechanism"),
+        ("delta = 1e-6", "delta = 1e-6\nslack_horizon = 3", "slack_horizon"),
+        ('releases = "releases.jsonl"', 'releases = "nowhere/releases.jsonl"', "output.releases"),
+        ('releases = "releases.jsonl"', 'releases = "events.csv"', "source.path"),
+        ('key_file = "key"', 'key_file = "state.sqlite"', "state.key_file"),
+        ("[state]", "[estate]", "estate"),
+    ],
+)
+def test_each_mistake_is_named(gates: Path, cli: Cli, old: str, new: str, field: str) -> None:
+    path = change(gates, old, new)
+    if new == "tick_s = 0.001":  # over two days: too many releases
+        path = change(gates, "end = 2024-01-01T06:00:00Z", "end = 2024-01-03T00:00:00Z")
+    code, out, err = cli("check-config", "--config", path)
+    assert code == 2
+    assert re.search(rf"\b{re.escape(field)}: got .*, expected ", err), err
+    assert "Traceback" not in out + err
+    assert not (gates / "key").exists()
+
+
+def test_all_mistakes_come_at_once(gates: Path, cli: Cli) -> None:
+    path = change(gates, "tick_s = 3600", "tick_s = -1\ntik_s = 5")
+    change(gates, "delta = 1e-6", "delta = 2")
+    change(gates, 'key_file = "key"', "")
+    code, out, _ = cli("check-config", "--config", path, "--json")
+    fields = [mistake["field"] for mistake in json.loads(out)["mistakes"]]
+    assert code == 2
+    assert fields == ["stream.tick_s", "privacy.delta", "state.key_file", "stream.tik_s"]
+    with pytest.raises(InvalidConfig, match="4 mistakes") as caught:
+        load_config(path)
+    assert "did you mean tick_s?" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"[stream", b"\xff", b"a = [" + b"[" * 5000])
+def test_files_that_are_no_toml(gates: Path, cli: Cli, content: bytes) -> None:
+    (gates / "run.toml").write_bytes(content)
+    code, _, err = cli("check-config", "--config", gates / "run.toml")
+    assert (code, "TOML" in err) == (2, True)
+    with pytest.raises(InvalidParameter):
+        load_config(gates / "none.toml")
+
+
+def test_mu_is_another_way_to_say_epsilon(gates: Path) -> None:
+    path = change(gates, "epsilon = 1.0", "mu = 0.5")
+    header = load_config(path).spec.header(1)
+    assert 0.4999 < header.mu <= 0.5
+    assert header.epsilon <= gaussian_epsilon(0.999e-6, 0.5) * (1 + 2e-6)
+
+
+def test_a_scope_of_its_own_is_wider_than_the_stream(gates: Path) -> None:
+    path = change(
+        gates, "[output]", '[budget]\nscope = "city"\nepsilon_cap = 3.0\ndelta_cap = 1e-5\n\n[output]'
+    )
+    spec = load_config(path).spec
+    assert (spec.scope.name, float(spec.scope.epsilon_cap), float(spec.scope.delta_cap)) == (
+        "city",
+        3.0,
+        1e-5,
+    )
+    assert spec.header(1).mu < 0.25
+
+
+def test_against_says_what_a_change_costs(gates: Path, cli: Cli) -> None:
+    path = gates / "run.toml"
+    (gates / "empty.sqlite").touch()
+    assert cli("check-config", "-c", path, "--against", gates / "none.sqlite")[0] == 2
+    assert cli("run", "-c", path)[0] == 0
+    code, out, _ = cli("check-config", "-c", path, "--against", gates / "state.sqlite")
+    assert (code, "without a new charge" in out) == (0, True)
+    change(gates, "tick_s = 3600", "tick_s = 1800")
+    code, _, err = cli("check-config", "-c", path, "--against", gates / "state.sqlite")
+    assert (code, "tick_ms" in err, "new charge" in err) == (2, True, True)
+    change(gates, 'name = "gates"', 'name = "doors"')
+    code, out, _ = cli("check-config", "-c", path, "--against", gates / "state.sqlite")
+    assert (code, "a charge of its own" in out) == (0, True)
+
+
+@pytest.mark.parametrize(("name", "stderr"), [("departures-by-carrier", 20.53), ("aircraft-active", 85.88)])
+def test_examples_are_valid_and_cost_what_the_docs_say(name: str, stderr: float) -> None:
+    config = load_config(REPOSITORY / "examples" / f"{name}.toml")
+    assert config.ticks.ticks == 8761
+    from evertally.counters import parse_mechanism
+
+    error = config.spec.grid.sigma * math.sqrt(parse_mechanism(config.spec.mechanism).noise_power(8761))
+    assert abs(error - stderr) < 0.01
+
+
+def test_every_key_is_in_the_reference() -> None:
+    reference = (REPOSITORY / "docs" / "reference-config.md").read_text()
+    sources = [
+        REPOSITORY / "pipelines/evertally/pipelines" / name for name in ("config.py", "config_parts.py")
+    ]
+    asked = set()
+    for source in sources:
+        asked |= set(re.findall(r'\.(?:text|integer|positive|choice|raw)\(\s*"(\w+)"', source.read_text()))
+    assert len(asked) > 20
+    assert {key for key in asked if f"`{key}`" not in reference} == set()
