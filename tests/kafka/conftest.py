@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kafka_harness import KafkaStream
 
 from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars, missing_tool
 
@@ -24,7 +25,23 @@ def kafka_jars() -> Path:
 
 
 @pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> str:
+    """Address of one broker for the whole session; EVERTALLY_TEST_KAFKA names one that runs already."""
+    running = os.environ.get("EVERTALLY_TEST_KAFKA")
+    return running or request.getfixturevalue("cluster").bootstrap_servers
+
+
+@pytest.fixture(scope="session")
 def cluster(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """One broker for the whole session."""
+    """The broker behind `servers`."""
     with LocalCluster(kafka_jars, tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture
+def stream(servers: str, tmp_path: Path) -> Iterator[KafkaStream]:
+    """A fresh event-level stream with its topics."""
+    made = KafkaStream(servers, tmp_path)
+    made.make_topics()
+    yield made
+    made.close()

@@ -6,24 +6,35 @@ The judge trusts nothing of the worker: it reads the topics raw and the ledger's
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import random
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+
+from evertally.accountants.budget.opening import open_ledger
+from evertally.counters.bank import CounterBank
+from evertally.counters.keys import KeyedNoise
+from evertally.counters.mechanisms import parse_mechanism
+from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.topics import create_topics
+from evertally.pipelines.keyfile import KeyFile
 
 KEYS = ("alpha", "beta", "gamma", "delta")
 QUIET = {"metrics_enabled": False}
@@ -56,7 +67,7 @@ class KafkaStream:
     tick_s: float = 0.5
     shards: int = 1
     start_ms: int = 0
-    epsilon: float = 1e6
+    epsilon: float = 1.0
     extra: str = ""
     stream_extra: str = ""
     source_extra: str = ""
@@ -125,6 +136,18 @@ commit_s = 0.2
         )
         return path
 
+    def make_topics(self) -> None:
+        """What `evertally topics create` does, without starting a program."""
+        declared = load_worker_config(self.config())
+        create_topics(
+            declared.broker,
+            declared.topics,
+            shards=self.shards,
+            by_unit=declared.bound is not None,
+            max_request_bytes=declared.max_request_bytes,
+            replication=self.replication,
+        )
+
     def cli(self, *words: str, instance: str = "w1", check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [*evertally(), *words, "--config", str(self.config(instance))],
@@ -181,16 +204,43 @@ commit_s = 0.2
         file.close()
         return rows  # type: ignore[return-value]
 
-    def totals(self) -> dict[str, int]:
-        """Latest value of each key; exact where epsilon is huge."""
-        latest: dict[str, tuple[int, int]] = {}
-        for record in self.releases():
-            if record["t"] >= latest.get(record["key"], (0, 0))[0]:
-                latest[record["key"]] = (record["t"], record["value"])
-        return {key: value for key, (_, value) in latest.items()}
+    def noise(self, shard: int, ticks: int) -> dict[str, list[int]]:
+        """The noise of every release, drawn again from the key file: what nobody else can do."""
+        config = load_worker_config(self.config())
+        store = open_ledger(config.ledger)
+        opened = store.find_stream(self.name)
+        store.close()
+        assert opened is not None
+        names = dict(zip(opened.key_indices, opened.keys, strict=True))
+        indices = opened.shard_keys(shard)
+        key = KeyFile.open(config.key_file).noise_key(self.name, opened.stream_id, opened.incarnation)
+        bank = CounterBank(parse_mechanism(config.spec.mechanism), config.spec.grid, KeyedNoise(key, indices))
+        drawn = bank.close_ticks([[0] * len(indices)] * ticks)
+        return {
+            names[index]: [tick.values[column] for tick in drawn] for column, index in enumerate(indices)
+        }
 
-    def wait_totals(self, expected: dict[str, int], timeout_s: float = 60.0) -> None:
-        """Wait until the released totals are these (noise is below one count at a huge epsilon)."""
+    def exact(self) -> dict[str, list[int]]:
+        """Exact running totals behind the releases, by key and tick."""
+        values: dict[str, dict[int, int]] = defaultdict(dict)
+        for record in self.releases():
+            values[record["key"]][record["t"]] = record["value"]
+        totals = {}
+        for shard in range(self.shards):
+            here = [key for index, key in enumerate(self.keys) if index % self.shards == shard]
+            ticks = max((max(values[key], default=0) for key in here), default=0)
+            if ticks:
+                noise = self.noise(shard, ticks)
+                for key in here:
+                    totals[key] = [values[key][t] - noise[key][t - 1] for t in range(1, ticks + 1)]
+        return totals
+
+    def totals(self) -> dict[str, int]:
+        """Latest exact total of each key."""
+        return {key: found[-1] for key, found in self.exact().items()}
+
+    def wait_totals(self, expected: Mapping[str, int], timeout_s: float = 60.0) -> None:
+        """Wait until the totals behind the releases are exactly these."""
         wanted = {key: expected.get(key, 0) for key in self.keys}
         try:
             wait_until(f"totals {wanted}", lambda: self.totals() == wanted, timeout_s, every_s=0.5)
@@ -202,11 +252,8 @@ commit_s = 0.2
         """Every (key, t) one value, in order, without gaps, equal in ledger and topic; the last tick."""
         releases = self.releases()
         ticks: dict[str, list[int]] = defaultdict(list)
-        previous: dict[str, int] = {}
         for record in releases:
             ticks[record["key"]].append(record["t"])
-            assert record["value"] >= previous.get(record["key"], 0), "a total fell: an event was lost"
-            previous[record["key"]] = record["value"]
         assert set(ticks) == set(self.keys)
         lengths = {key: len(found) for key, found in ticks.items()}
         for key, found in ticks.items():
@@ -224,7 +271,47 @@ commit_s = 0.2
                 fields = json.loads(record.value)
                 bytes_by_place[(fields["key"], fields["t"])].add(record.value)
         assert all(len(found) == 1 for found in bytes_by_place.values()), "a second value was written"
+        for key, found in self.exact().items():
+            assert all(late >= early for early, late in itertools.pairwise(found)), f"{key}: a total fell"
         return min(lengths.values())
+
+
+class EventFeed:
+    """Sends events at a steady rate on a thread; what was acknowledged is in `sent` afterwards."""
+
+    def __init__(self, stream: KafkaStream, rate: float, seed: int) -> None:
+        self.sent: Counter[str] = Counter()
+        self._stream = stream
+        self._rate = rate
+        self._chance = random.Random(seed)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> EventFeed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        producer = KafkaProducer(bootstrap_servers=self._stream.servers, acks="all", linger_ms=5, **QUIET)
+        began, number, pending = time.monotonic(), 0, []
+        while not self._stop.wait(0.02):
+            while number < (time.monotonic() - began) * self._rate:
+                key = self._chance.choice(list(self._stream.keys))
+                event = json.dumps({"k": key, "n": number}).encode()
+                future = producer.send(
+                    self._stream.topic, value=event, partition=number % self._stream.partitions
+                )
+                pending.append((future, key))
+                number += 1
+        producer.flush()
+        for future, key in pending:
+            future.get(timeout=60)
+            self.sent[key] += 1
+        producer.close()
 
 
 class WorkerProcess:
