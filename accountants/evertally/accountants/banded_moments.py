@@ -93,7 +93,9 @@ def banded_log_moments(
     with np.errstate(divide="ignore"):
         constant = pairs * peak + log_factorial - orders * math.log(batches)
         moments = np.log(total) + constant
-    rounding = batches * (orders + 2.0) + 30.0 * orders + 12.0 * (pairs * peak + orders * math.log(batches) + 4.0)
+    rounding = (
+        batches * (orders + 2.0) + 30.0 * orders + 12.0 * (pairs * peak + orders * math.log(batches) + 4.0)
+    )
     moments += 2.0 * _UNIT * (rounding + log_factorial)
     moments[:2] = 0.0
     return np.maximum(moments, 0.0)
@@ -170,8 +172,11 @@ def _touching(diagonals: FloatArray, starts: IntArray, i: int) -> FloatArray | N
 @lru_cache(maxsize=128)
 def _tables(budget: int, window: int) -> _Tables:
     """States and transitions for a window of `window` >= 1 bins."""
-    prefixes = np.concatenate([compositions(window - 1, s) for s in range(budget + 1)] if window > 1 else
-                              [np.zeros((1, 0), dtype=np.int64)])
+    prefixes = np.concatenate(
+        [compositions(window - 1, s) for s in range(budget + 1)]
+        if window > 1
+        else [np.zeros((1, 0), dtype=np.int64)]
+    )
     sums = prefixes.sum(axis=1)
     span = budget - sums + 1
     group_prefix = np.repeat(np.arange(sums.size), span)
@@ -279,7 +284,15 @@ def _numba_step() -> _Step | None:
         state: FloatArray, fresh: FloatArray, weights: FloatArray, own: FloatArray, tables: _Tables
     ) -> None:
         compiled(
-            state, fresh, weights, own, tables.first, tables.length, tables.group_balls, tables.target, tables.budget
+            state,
+            fresh,
+            weights,
+            own,
+            tables.first,
+            tables.length,
+            tables.group_balls,
+            tables.target,
+            tables.budget,
         )
 
     return step

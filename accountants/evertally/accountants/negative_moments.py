@@ -126,5 +126,7 @@ def _strip_error(powers: FloatArray) -> FloatArray:
     """The least, over strip widths theta, of the trapezoidal rule's relative error."""
     theta = np.linspace(0.05, 1.5, 30)
     with np.errstate(over="ignore"):
-        bound = -powers[:, None] * np.log(np.cos(theta))[None, :] - np.log(np.expm1(2.0 * math.pi * theta / _STEP))
+        bound = -powers[:, None] * np.log(np.cos(theta))[None, :] - np.log(
+            np.expm1(2.0 * math.pi * theta / _STEP)
+        )
     return np.asarray(2.0 * np.exp(np.minimum(bound.min(axis=1), 700.0)))

@@ -33,7 +33,9 @@ def optimise_taps(bands: int, participation: BallsInBins) -> FloatArray:
 
 def optimise_inverse_taps(bands: int, participation: BallsInBins) -> FloatArray:
     """The first `bands` entries of C^-1's first column, first entry 1, of least error; shape (bands,)."""
-    return _minimise(inverse_objective, square_root_taps(min(bands, participation.rows), sign=-1), participation)
+    return _minimise(
+        inverse_objective, square_root_taps(min(bands, participation.rows), sign=-1), participation
+    )
 
 
 def objective(taps: FloatArray, participation: BallsInBins) -> tuple[float, FloatArray]:

@@ -36,7 +36,9 @@ def diagonal_log_moments(diagonal: FloatArray, order_max: int) -> FloatArray:
     for value, count in zip(values, counts, strict=True):
         factor = value * orders * (orders - 1.0) / 2.0 - log_factorial
         powered, steps = _log_power(factor, int(count))
-        product, depth = (powered, steps) if product is None else (_log_multiply(product, powered), 1 + depth + steps)
+        product, depth = (
+            (powered, steps) if product is None else (_log_multiply(product, powered), 1 + depth + steps)
+        )
     assert product is not None
     size = np.maximum(np.abs(product), log_factorial) + orders * math.log(batches)
     # each product moves a log coefficient by the rounding of its sum and of its exponents; a of them add up
@@ -75,7 +77,9 @@ def direct_log_moments(matrix: FloatArray, order_max: int) -> FloatArray:
     for order in range(2, order_max + 1):
         if order == 2:
             if peak <= 1.0:
-                moments[2] = math.log1p(float(np.expm1(matrix).sum()) / batches**2) * (1.0 + (batches + 16) * 4 * _UNIT)
+                moments[2] = math.log1p(float(np.expm1(matrix).sum()) / batches**2) * (
+                    1.0 + (batches + 16) * 4 * _UNIT
+                )
                 continue
             total = float(scaled.sum())
         elif order == 3:
@@ -84,7 +88,9 @@ def direct_log_moments(matrix: FloatArray, order_max: int) -> FloatArray:
             total = sum(_triangles(np.sqrt(row)[:, None] * scaled * np.sqrt(row)[None, :]) for row in scaled)
         pairs = order * (order - 1) / 2
         moments[order] = math.log(total) + pairs * peak - order * math.log(batches)
-        moments[order] += (order * batches + 32 + 8.0 * (pairs * peak + order * math.log(batches))) * 2.0 * _UNIT
+        moments[order] += (
+            (order * batches + 32 + 8.0 * (pairs * peak + order * math.log(batches))) * 2.0 * _UNIT
+        )
     return _cut(moments)
 
 
@@ -107,7 +113,9 @@ def _log_power(factor: FloatArray, count: int) -> tuple[FloatArray, int]:
     square, squarings = factor, 0
     while True:
         if count & 1:
-            result, depth = (square, squarings) if result is None else (_log_multiply(result, square), 1 + squarings)
+            result, depth = (
+                (square, squarings) if result is None else (_log_multiply(result, square), 1 + squarings)
+            )
         count >>= 1
         if not count:
             assert result is not None

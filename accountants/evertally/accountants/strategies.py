@@ -204,7 +204,9 @@ class BLT:
 
     def __post_init__(self) -> None:
         if len(self.output_scales) != len(self.buffer_decays) or not self.output_scales:
-            raise InvalidParameter("output_scales", len(self.output_scales), "one per buffer decay, at least one")
+            raise InvalidParameter(
+                "output_scales", len(self.output_scales), "one per buffer decay, at least one"
+            )
         for scale in self.output_scales:
             real("output_scales", scale, low=-1e6, high=1e6)
         for decay in self.buffer_decays:
@@ -326,7 +328,9 @@ def _identity_gram(participation: BallsInBins) -> Gram:
 def _explicit_gram(strategy: LowerTriangular, participation: BallsInBins) -> Gram:
     matrix, batches, epochs = strategy.matrix, participation.batches, participation.epochs
     if matrix.shape[0] != participation.rows:
-        raise InvalidParameter("matrix", matrix.shape[0], f"{participation.rows} rows, as the participation has")
+        raise InvalidParameter(
+            "matrix", matrix.shape[0], f"{participation.rows} rows, as the participation has"
+        )
     rows = matrix.shape[0]
     outward = (rows + epochs + 8) * 2.0**-51
     if strategy.normalize_columns:

@@ -84,7 +84,9 @@ def toeplitz_gram(column: Column, participation: BallsInBins, *, normalize_colum
     taps, magnitudes = column.taps[:length], column.magnitudes[:length]
     small = batches <= DENSE_BATCHES_MAX and rows * batches <= _CELLS_MAX
     if normalize_columns and not small:
-        raise UnsupportedMechanism(f"column normalisation above {DENSE_BATCHES_MAX} batches or {_CELLS_MAX} means")
+        raise UnsupportedMechanism(
+            f"column normalisation above {DENSE_BATCHES_MAX} batches or {_CELLS_MAX} means"
+        )
     shrink = 1.0 - (rows + 8) * 4.0 * _UNIT
     squares = np.cumsum(np.maximum(np.abs(taps) - column.error[:length], 0.0) ** 2)
     if not small:
@@ -121,7 +123,9 @@ def _shifted_means(taps: FloatArray, scale: FloatArray, participation: BallsInBi
     """sum_j of the columns i + j b, shape (rows, b): column s is `taps` from row s on, times scale[s]."""
     batches, rows = participation.batches, participation.rows
     if rows * batches > _CELLS_MAX:
-        raise UnsupportedMechanism(f"the dense means of {rows} rows and {batches} batches do not fit in memory")
+        raise UnsupportedMechanism(
+            f"the dense means of {rows} rows and {batches} batches do not fit in memory"
+        )
     means = np.zeros((rows, batches))
     for start in range(rows):
         stop = min(rows, start + taps.size)

@@ -1,0 +1,292 @@
+"""The upper bounds on Renyi moments, each a line over the orders; their minimum is the accountant's curve.
+
+remove: the banded sweep at several widths (with the residue of what it cuts off), exact sums for the lowest
+orders or few bins, the colour bound and the Gaussian without amplification. add: exact for C = I, else the
+colour bound, the closed form and the Gaussian. See docs/proofs/renyi.md, truncation.md and domination.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evertally.accountants.banded_moments import banded_log_moments, flush_order_max, sweep_operations
+from evertally.accountants.bound import Direction
+from evertally.accountants.gram import DENSE_BATCHES_MAX, Gram
+from evertally.accountants.negative_moments import allocation_add_log_moments
+from evertally.accountants.small_moments import (
+    diagonal_log_moments,
+    direct_log_moments,
+    enumerated_log_moments,
+    enumeration_terms,
+)
+from evertally.accountants.truncation import Band, band_of
+from evertally.errors import InvalidParameter
+from evertally.validation import positive_real
+
+__all__ = ["Line", "best_lines", "least_moments", "lines", "scaled_entry"]
+
+FloatArray = NDArray[np.float64]
+
+_WIDTHS = (2, 3, 4, 6, 8, 12, 16)
+_REACH_MIN = 6
+_SWEEP_ORDER_MAX = 256
+_SCALED_MAX = 1e12
+_FEW_BATCHES = 12
+_ENUMERATED_MAX = 200_000
+
+
+class Line(Protocol):
+    """An upper bound on log moments (a - 1) R_a at any noise; hashable."""
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """Orders 0..m for some m <= order_max, `scale` being 1 / sigma^2; shape (m + 1,)."""
+        ...
+
+
+def scaled_entry(entry: float, sigma: float) -> float:
+    """entry / sigma^2, rounded up; refuses noise so small or so large that nothing can be said."""
+    sigma = positive_real("noise_multiplier", sigma, high=1e9)
+    scaled = entry / sigma / sigma
+    if not scaled <= _SCALED_MAX:
+        raise InvalidParameter("noise_multiplier", sigma, f"at least {math.sqrt(entry / _SCALED_MAX):.3g}")
+    return scaled * (1.0 + 2.0**-50)
+
+
+def least_moments(found: Sequence[Line], sigma: float, order_max: int) -> FloatArray:
+    """The minimum over lines, order by order; the first line must reach `order_max`."""
+    scale = scaled_entry(1.0, sigma)
+    best = _line_moments(found[0], scale, order_max).copy()
+    for line in found[1:]:
+        moments = _line_moments(line, scale, order_max)
+        np.minimum(best[: moments.size], moments, out=best[: moments.size])
+    return best
+
+
+def best_lines(found: Sequence[Line], sigma: float, order: int) -> tuple[Line, ...]:
+    """The lines that matter next to one order: those least at it or at a neighbour, after the first line."""
+    scale = scaled_entry(1.0, sigma)
+    kept: list[Line] = [found[0]]
+    for near in range(max(2, order - 1), order + 2):
+        reaching = [
+            (m[near], i) for i, m in enumerate(_line_moments(f, scale, near) for f in found) if m.size > near
+        ]
+        best = found[min(reaching)[1]]
+        if best not in kept:
+            kept.append(best)
+    return tuple(kept)
+
+
+@lru_cache(maxsize=64)
+def lines(gram: Gram, direction: Direction, operations: float) -> tuple[Line, ...]:
+    """Every line that applies, the Gaussian first; the choice depends on `gram` and `operations` alone."""
+    found: list[Line] = [GaussianLine(gram.maximum)]
+    if gram.batches == 1:
+        return tuple(found)
+    if direction == "add":
+        if gram.is_identity:
+            return (*found, AllocationAddLine(gram.batches, gram.maximum))
+        found.append(ClosedAddLine(float(gram.diagonal.mean()), float(gram.entries.mean())))
+        return (*found, *(ColourLine(c, gram.batches, "add") for c in _colourings(gram)))
+    bands = [BandLine(band, _reach(band, operations)) for band in _bands(gram)]
+    affordable = [line for line in bands if line.reach >= _REACH_MIN or line.band.diagonals.shape[1] == 1]
+    found.extend(affordable)
+    if gram.is_identity:
+        return tuple(found)
+    exact = any(line.band.residue == 0.0 for line in affordable)
+    if gram.batches <= DENSE_BATCHES_MAX and not exact:
+        found.append(DirectLine(gram, 2 if gram.batches > 512 else (3 if gram.batches > 128 else 4)))
+    if gram.batches <= _FEW_BATCHES:
+        found.append(EnumeratedLine(gram))
+    found.extend(ColourLine(c, gram.batches, "remove") for c in _colourings(gram))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianLine:
+    """The mechanism without amplification: R_a <= a max G / (2 sigma^2)."""
+
+    entry: float
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """All orders."""
+        return _gaussian_moments(self.entry * scale, order_max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BandLine:
+    """The sweep over one band, plus the Gaussian of its residue.
+
+    Attributes:
+        band: reduced diagonals and residue.
+        reach: largest order that the sweep affords.
+    """
+
+    band: Band
+    reach: int
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """Orders up to `reach`."""
+        order_max = min(order_max, self.reach)
+        diagonals = self.band.diagonals * scale
+        if diagonals.shape[1] == 1:
+            swept = diagonal_log_moments(diagonals[:, 0], order_max)
+        else:
+            swept = banded_log_moments(diagonals, order_max, cyclic=self.band.cyclic)
+        return swept + _gaussian_moments(self.band.residue * scale, order_max)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectLine:
+    """Exact moments of the lowest orders, by matrix products."""
+
+    gram: Gram
+    reach: int
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """Orders up to `reach` <= 4."""
+        return direct_log_moments(self.gram.matrix * scale, min(order_max, self.reach))
+
+
+@dataclass(frozen=True, slots=True)
+class EnumeratedLine:
+    """Exact moments of few bins, by visiting every count vector."""
+
+    gram: Gram
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """Orders up to where the count vectors become too many."""
+        while order_max > 2 and enumeration_terms(self.gram.batches, order_max) > _ENUMERATED_MAX:
+            order_max -= 1
+        return enumerated_log_moments(self.gram.matrix * scale, order_max)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationAddLine:
+    """The add direction of C = I, exactly."""
+
+    batches: int
+    entry: float
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """All orders."""
+        return allocation_add_log_moments(self.batches, self.entry * scale, order_max)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedAddLine:
+    """R_a <= tr G / (2 b s^2) + (a - 1) sum G / (2 b^2 s^2): valid, but its first term is not amplified."""
+
+    mean_diagonal: float
+    mean_entry: float
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """All orders."""
+        less = np.arange(-1.0, order_max)
+        # the means are sums of up to b^2 positive terms: the margin covers their rounding
+        moments = less * scale * (self.mean_diagonal + less * self.mean_entry) / 2.0 * (1.0 + 2.0**-24)
+        moments[:2] = 0.0
+        return moments
+
+
+_Colouring = tuple[tuple[int, int, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ColourLine:
+    """The colour bound: the moment is at most the classes' average; a class is C = I and one common Gaussian.
+
+    Attributes:
+        colouring: (bins in all, class size, max G_ii, max G_ij within a class) for each size of class.
+        batches: b.
+        direction: "remove" or "add".
+    """
+
+    colouring: _Colouring
+    batches: int
+    direction: Direction
+
+    def moments(self, scale: float, order_max: int) -> FloatArray:
+        """All orders."""
+        found = []
+        for bins, size, peak, residue in self.colouring:
+            spread = max(peak - residue, peak * 2.0**-50) * scale * (1.0 + 2.0**-50)
+            if self.direction == "remove":
+                allocation = diagonal_log_moments(np.full(size, spread), order_max)
+            else:
+                allocation = allocation_add_log_moments(size, spread, order_max)
+            common = _gaussian_moments(residue * scale, order_max)
+            found.append(allocation + common + math.log(bins / self.batches))
+        averaged = np.maximum(np.logaddexp.reduce(np.array(found), axis=0), 0.0)
+        averaged = averaged * (1.0 + 2.0**-49) + 2.0**-49
+        averaged[:2] = 0.0
+        return np.asarray(averaged)
+
+
+@lru_cache(maxsize=4096)
+def _line_moments(line: Line, scale: float, order_max: int) -> FloatArray:
+    moments = line.moments(scale, order_max)
+    moments.setflags(write=False)
+    return moments
+
+
+def _gaussian_moments(scaled: float, order_max: int) -> FloatArray:
+    orders = np.arange(order_max + 1, dtype=np.float64)
+    moments = orders * (orders - 1.0) / 2.0 * scaled * (1.0 + 2.0**-50)
+    moments[:2] = 0.0
+    return moments
+
+
+def _reach(band: Band, operations: float) -> int:
+    """Largest order that a sweep of this band affords."""
+    batches, width = band.diagonals.shape
+    if width == 1:
+        return 2**20
+    top = min(_SWEEP_ORDER_MAX, flush_order_max(batches))
+    order = 2
+    while order < top and sweep_operations(batches, width, order + 1, cyclic=band.cyclic) <= operations:
+        order += 1
+    return order
+
+
+def _bands(gram: Gram) -> list[Band]:
+    """Bands worth trying, the narrowest first: the last one leaves nothing out where it is narrow enough."""
+    cyclic = gram.epochs > 1 or (gram.is_circulant and not gram.is_identity)
+    most = (gram.batches + 1) // 2 if cyclic else gram.batches
+    found = [band_of(gram, 1, cyclic=cyclic)]
+    for width in range(2, min(most, _WIDTHS[-1]) + 1):
+        if found[-1].residue == 0.0:
+            break
+        band = band_of(gram, width, cyclic=cyclic)
+        if width in _WIDTHS or band.residue == 0.0:
+            found.append(band)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _colourings(gram: Gram) -> tuple[_Colouring, ...]:
+    """Few colours, or as many as the band is wide, moved to a near divisor."""
+    batches = gram.batches
+    wanted = (1, 2, 4, 8, 16, 32, _bands(gram)[-1].diagonals.shape[1])
+    return tuple(_colouring(gram, colours) for colours in sorted({_near_divisor(batches, w) for w in wanted}))
+
+
+def _near_divisor(batches: int, colours: int) -> int:
+    return next((c for c in range(colours, 2 * colours + 1) if batches % c == 0), min(colours, batches))
+
+
+def _colouring(gram: Gram, colours: int) -> _Colouring:
+    """Classes of one size share the largest entries among them: fewer integrals, and entries may only rise."""
+    by_size: dict[int, list[tuple[float, float]]] = {}
+    for size, peak, residue in gram.classes(colours):
+        by_size.setdefault(size, []).append((peak, residue))
+    return tuple(
+        (size * len(found), size, max(peak for peak, _ in found), max(residue for _, residue in found))
+        for size, found in by_size.items()
+    )

@@ -1,0 +1,72 @@
+"""The smallest noise that a decreasing curve admits, from the admitted side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["smallest_admitted"]
+
+_STEPS_MAX = 200
+_LOG_FLOOR = -800.0
+
+
+def smallest_admitted(
+    log_excess: Callable[[float], float], start: float, *, tolerance: float, low: float, step: float = 1.25
+) -> tuple[float, float]:
+    """Noise multipliers (refused, admitted), admitted / refused - 1 <= tolerance.
+
+    Args:
+        log_excess: of a noise multiplier: log(delta / target), non-increasing; <= 0 is admitted.
+        start: an admitted value.
+        tolerance: relative width of the answer.
+        step: first factor by which the search goes down from `start`.
+        low: where the search for a refused value ends; everything above it admitted returns (low, low).
+
+    Illinois' variant of false position in logarithms, kept off the ends so that both sides close in. Both
+    returned values have been evaluated: the second is admitted as it stands.
+    """
+    high, high_excess = start, max(log_excess(start), _LOG_FLOOR)
+    factor = step
+    while True:
+        trial = max(high / factor, low)
+        excess = max(log_excess(trial), _LOG_FLOOR)
+        if excess > 0.0:
+            break
+        high, high_excess = trial, excess
+        if trial == low:
+            return low, low
+        factor *= factor
+    return _close_in(log_excess, (trial, excess), (high, high_excess), tolerance)
+
+
+def _close_in(
+    log_excess: Callable[[float], float],
+    refused: tuple[float, float],
+    admitted: tuple[float, float],
+    tolerance: float,
+) -> tuple[float, float]:
+    low, low_weight = refused
+    high, high_weight = admitted
+    last = 0
+    for step in range(_STEPS_MAX):
+        if high <= low * (1.0 + tolerance):
+            break
+        width = math.log(high / low)
+        share = low_weight / (low_weight - high_weight) if low_weight > high_weight else 0.5
+        if step % 8 == 7:
+            share = 0.5
+        margin = min(0.5, 0.4 * tolerance / width)
+        guess = low * math.exp(width * min(max(share, margin), 1.0 - margin))
+        if not low < guess < high:
+            break
+        excess = max(log_excess(guess), _LOG_FLOOR)
+        if excess > 0.0:
+            low, low_weight = guess, excess
+            high_weight *= 0.5 if last == 1 else 1.0
+            last = 1
+        else:
+            high, high_weight = guess, excess
+            low_weight *= 0.5 if last == -1 else 1.0
+            last = -1
+    return low, high
