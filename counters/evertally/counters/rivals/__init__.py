@@ -6,6 +6,7 @@ not protected against floating-point attacks. Release with `RunningCounter`.
 
 from evertally.counters.rivals.budgets import FixedBudget, IndependentNoise
 from evertally.counters.rivals.matrix import MatrixRival
+from evertally.counters.rivals.measurement import Cost, measure_cost
 from evertally.counters.rivals.protocol import Normals, Rival, RivalCounter
 from evertally.counters.rivals.segments import DoublingTrick, Hybrid, MatrixHybrid
 from evertally.counters.rivals.toeplitz import PowerPerturbation, SquareRoot
@@ -13,6 +14,7 @@ from evertally.counters.rivals.trees import BinaryTree, SmoothBinary
 
 __all__ = [
     "BinaryTree",
+    "Cost",
     "DoublingTrick",
     "FixedBudget",
     "Hybrid",
@@ -25,4 +27,5 @@ __all__ = [
     "RivalCounter",
     "SmoothBinary",
     "SquareRoot",
+    "measure_cost",
 ]

@@ -14,7 +14,7 @@ from evertally.counters.rivals.protocol import FloatArray
 __all__ = ["MatrixRival"]
 
 _GRID: Final = 2.0**30
-_BLOCK: Final = 1024
+_BLOCK: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)

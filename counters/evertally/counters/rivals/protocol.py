@@ -62,7 +62,8 @@ class Normals:
         """The next draw of every key, shape (keys,)."""
         if len(self._ahead) == 0:
             self._ahead = self._draw(_PREFETCH)
-        draw, self._ahead = self._ahead[0], self._ahead[1:]
+        draw: FloatArray = self._ahead[0]
+        self._ahead = self._ahead[1:]
         return draw
 
     def take(self, count: int) -> FloatArray:

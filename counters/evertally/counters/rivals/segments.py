@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -111,7 +112,7 @@ class MatrixHybrid:
     def variance(self, t: int) -> float:
         """2 ||R||^2 P_(m+1) for the totals, 2 V_(2^m) V_s inside, s ticks into the open segment."""
         m, inside = _position(t)
-        totals = 2.0 * self.across.sensitivity_squared() * self.across.noise_power(m + 1)
+        totals = 2.0 * self.across.sensitivity_squared() * _totals_power(self.across, m + 1)  # type: ignore[arg-type]  # frozen dataclasses hash
         return totals if inside == 0 else totals + 2.0 * yardstick(2**m) * yardstick(inside)
 
     def quoted_variance(self, t: int) -> float:
@@ -175,6 +176,12 @@ class DoublingTrick:
                 yield closed + inside
             closed = closed + noise[-1]
             m += 1
+
+
+@lru_cache(maxsize=1024)
+def _totals_power(across: Hashable, segments: int) -> float:
+    assert isinstance(across, Factorization)
+    return across.noise_power(segments)
 
 
 def _position(t: int) -> tuple[int, int]:
