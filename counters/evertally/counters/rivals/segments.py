@@ -31,7 +31,7 @@ def square_root_noise(normals: Normals, ticks: int) -> FloatArray:
     draws = normals.take(ticks)
     noise = np.empty_like(draws)
     for key in range(draws.shape[1]):
-        noise[:, key] = transform.inverse(transform.forward(draws[:, key]) * spectrum)[:ticks]
+        noise[:, key] = transform.filtered(draws[:, key], spectrum)[:ticks]
     return math.sqrt(yardstick(ticks)) * noise
 
 
