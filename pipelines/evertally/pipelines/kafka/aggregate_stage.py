@@ -79,7 +79,7 @@ class AggregateStage:
         if polled.records or not self._lagging():
             self._stall.moved()
         self._stall.check()
-        self._ready = bool(self._member.identity())
+        self._ready = self._member.joined() and self._member.owns() == self._tallies.keys()
         self._commit_if_due(now_ms)
 
     def ready(self) -> bool:

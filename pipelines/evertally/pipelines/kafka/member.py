@@ -8,16 +8,21 @@ its owner first seeks to the position it trusts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener
+from kafka import errors as kafka_errors
+from kafka.structs import MemberState
 
-from evertally.errors import IntegrityError
+from evertally.errors import IntegrityError, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker, Membership, TopicPartition, translated
 
 __all__ = ["GroupMember", "Polled"]
+
+_METADATA_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,13 +50,29 @@ class GroupMember:
         self._topic: Final = topic
         self._consumer: Final = broker.member(membership, max_poll_records=max_poll_records)
         self._changes = _Changes()
+        with translated():  # a leader that does not know the topic yet would assign nothing, and stay so
+            deadline = time.monotonic() + _METADATA_S
+            while not self._consumer.partitions_for_topic(topic):
+                if time.monotonic() > deadline:
+                    raise ServiceUnavailable(f"the cluster does not show topic {topic}")
+                time.sleep(0.1)
         self._consumer.subscribe([topic], listener=self._changes)
 
     def poll(self, timeout_ms: int) -> Polled:
         """Records and changes of ownership since the last poll."""
-        with translated():
+        batches: Mapping[TopicPartition, Sequence[Any]] = {}
+        unpositioned = None
+        try:
             batches = self._consumer.poll(timeout_ms=timeout_ms)
+        except (kafka_errors.NoOffsetForPartitionError, kafka_errors.OffsetOutOfRangeError) as error:
+            unpositioned = error  # of partitions that have just come: their owner positions them
+        except kafka_errors.KafkaError as error:
+            with translated():
+                raise error
         gone, came = self._changes.take()
+        if unpositioned is not None and not came:
+            with translated():
+                raise unpositioned
         fresh = set(came)
         records: dict[int, Sequence[Any]] = {
             tp.partition: list(batch)
@@ -109,6 +130,10 @@ class GroupMember:
             with translated():
                 total += max(0, end - self._consumer.position(tp))
         return total
+
+    def joined(self) -> bool:
+        """Whether the group has agreed on who owns what, with this member in it."""
+        return bool(self._consumer.group_metadata().state == MemberState.STABLE)
 
     def identity(self) -> object:
         """This member's place in the group; the broker refuses commits under a stale one."""

@@ -73,7 +73,7 @@ class ReleaseStage:
         if polled.records or self._retry or not self._member.lag():
             self._stall.moved()
         self._stall.check()
-        self._ready = not self._retry
+        self._ready = self._member.joined() and not self._retry
 
     def ready(self) -> bool:
         """See `Stage`."""
