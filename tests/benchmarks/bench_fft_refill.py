@@ -30,8 +30,12 @@ class NumpyTransform:
     def forward(self, x: NDArray[np.floating[Any]]) -> NDArray[np.complexfloating[Any, Any]]:
         return np.fft.rfft(x, self._n)
 
-    def inverse(self, spectrum: NDArray[np.complexfloating[Any, Any]]) -> NDArray[np.floating[Any]]:
-        return np.fft.irfft(spectrum, self._n)
+    def filtered(
+        self, x: NDArray[np.floating[Any]], spectrum: NDArray[np.complexfloating[Any, Any]]
+    ) -> NDArray[np.floating[Any]]:
+        product = np.fft.rfft(x, self._n)
+        product *= spectrum
+        return np.fft.irfft(product, self._n)
 
 
 def refill_seconds(

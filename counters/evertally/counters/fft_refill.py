@@ -33,7 +33,7 @@ ETA: Final = 0.5
 """Bound in units of g on |h_t - exact h_t| before the last rounding."""
 
 _GROUP_ELEMENTS: Final = 1 << 22
-_ROUNDING: Final = 4.0  # units 2^-53 of ||l|| ||z||: forming h + 1/2, and the two norms
+_ROUNDING: Final = 6.0  # units 2^-53 of ||l|| ||z||: scaling z, forming h + 1/2, and the two norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,4 @@ def convolve_block(
     transform: ConvolutionTransform,
 ) -> FloatArray:
     """Ticks low .. len(z)-1 of the convolution of `z` with the series whose spectrum is given."""
-    product = transform.forward(z)
-    product *= spectrum
-    return transform.inverse(product)[low : len(z)]
+    return transform.filtered(z, spectrum)[low : len(z)]

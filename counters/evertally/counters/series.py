@@ -118,14 +118,14 @@ def _extend_reciprocal(g: FloatArray, x: FloatArray, transform: ConvolutionTrans
     """1/x to 2m terms from g = 1/x to m terms; cyclic length 2m wraps only where nothing is read."""
     m = len(g)
     g_spectrum = transform.forward(g)
-    error = transform.inverse(transform.forward(x) * g_spectrum)[m:].copy()
-    upper = -transform.inverse(transform.forward(error) * g_spectrum)[:m]
+    error = transform.filtered(x, g_spectrum)[m:].copy()
+    upper = -transform.filtered(error, g_spectrum)[:m]
     return np.concatenate([g, upper])
 
 
 def _product_upper(x: FloatArray, y: FloatArray, m: int, transform: ConvolutionTransform) -> FloatArray:
     """Terms m..2m-1 of x*y for 2m terms each; cyclic length 3m aliases only into terms below m."""
-    return transform.inverse(transform.forward(x) * transform.forward(y))[m : 2 * m].copy()
+    return transform.filtered(x, transform.forward(y))[m : 2 * m].copy()
 
 
 def _extend_exponential(
@@ -151,7 +151,7 @@ def _extend_exponential(
     tail = f[-1] * (k / (m - 1)) ** power
     steps = np.diff(k * tail, prepend=(m - 1) * f[-1])
     residual = _product_upper(v, np.concatenate([f, tail]), m, longer) - steps
-    growth = np.cumsum(transform.inverse(transform.forward(residual) * transform.forward(inverse))[:m])
+    growth = np.cumsum(transform.filtered(residual, transform.forward(inverse))[:m])
     e = growth / k
-    upper = tail + transform.inverse(transform.forward(e) * transform.forward(f))[:m]
+    upper = tail + transform.filtered(e, transform.forward(f))[:m]
     return np.concatenate([f, upper]), inverse

@@ -34,21 +34,22 @@ os.register_at_fork(
 
 
 class ConvolutionTransform(Protocol):
-    """Forward and inverse real FFT of one length; inputs shorter than the length are padded with zeros."""
+    """Real FFT convolutions of one length; inputs shorter than the length are padded with zeros."""
 
     def forward(self, x: FloatArray) -> ComplexArray:
         """Spectrum of `x`, shape (n // 2 + 1,); the caller owns the result."""
         ...
 
-    def inverse(self, spectrum: ComplexArray) -> FloatArray:
-        """Real sequence of shape (n,); valid until the next call, and `spectrum` may be overwritten."""
+    def filtered(self, x: FloatArray, spectrum: ComplexArray) -> FloatArray:
+        """Cyclic convolution of `x` with the series of `spectrum`, shape (n,); valid until the next call."""
         ...
 
 
 class _FftwTransform:
     def __init__(self, n: int) -> None:
-        self._real = pyfftw.empty_aligned(n, "float64")
+        # In place: half the memory, and less of it to move.
         self._spectrum = pyfftw.empty_aligned(n // 2 + 1, "complex128")
+        self._real = self._spectrum.view("float64")[:n]
         flags = ("FFTW_ESTIMATE", "FFTW_DESTROY_INPUT")
         with _PLANNER:
             self._forward = pyfftw.FFTW(self._real, self._spectrum, flags=flags)
@@ -62,8 +63,11 @@ class _FftwTransform:
         spectrum: ComplexArray = self._spectrum.copy()
         return spectrum
 
-    def inverse(self, spectrum: ComplexArray) -> FloatArray:
-        np.multiply(spectrum, self._scale, out=self._spectrum)
+    def filtered(self, x: FloatArray, spectrum: ComplexArray) -> FloatArray:
+        np.multiply(x, self._scale, out=self._real[: len(x)])
+        self._real[len(x) :] = 0.0
+        self._forward.execute()
+        np.multiply(self._spectrum, spectrum, out=self._spectrum)
         self._inverse.execute()
         real: FloatArray = self._real
         return real
@@ -74,11 +78,15 @@ class _ScipyTransform:
         self._n = n
 
     def forward(self, x: FloatArray) -> ComplexArray:
-        spectrum: ComplexArray = scipy.fft.rfft(x, self._n)
+        with _PLANNER:  # scipy.fft keeps its plans behind a mutex of its own, which a fork could copy locked
+            spectrum: ComplexArray = scipy.fft.rfft(x, self._n)
         return spectrum
 
-    def inverse(self, spectrum: ComplexArray) -> FloatArray:
-        real: FloatArray = scipy.fft.irfft(spectrum, self._n, overwrite_x=True)
+    def filtered(self, x: FloatArray, spectrum: ComplexArray) -> FloatArray:
+        product = self.forward(x)
+        product *= spectrum
+        with _PLANNER:
+            real: FloatArray = scipy.fft.irfft(product, self._n, overwrite_x=True)
         return real
 
 
