@@ -138,10 +138,15 @@ def main() -> None:
         for stream in (fast, steady):
             stream.close()
     p99 = found[int(0.99 * (len(found) - 1))]
-    print(f"events/s by the wall clock        {wall:10.0f}   bar {BAR_EVENTS_PER_S}: {wall / BAR_EVENTS_PER_S:.2f}x")
-    print(f"events/s by the worker's CPU time {per_cpu:10.0f}   bar {BAR_EVENTS_PER_S}: {per_cpu / BAR_EVENTS_PER_S:.2f}x")
-    print(f"bare kafka-python + json, wall    {bare:10.0f}   worker/bare {wall / bare:.2f}x")
-    print(f"release lag p50 {found[len(found) // 2]:.3f} s, p99 {p99:.3f} s of {len(found)} releases   bar {BAR_LAG_S} s: {p99 / BAR_LAG_S:.2f}x")
+    report("events/s by the wall clock", wall, wall / BAR_EVENTS_PER_S, f"x {BAR_EVENTS_PER_S}")
+    report("events/s by the worker's CPU time", per_cpu, per_cpu / BAR_EVENTS_PER_S, f"x {BAR_EVENTS_PER_S}")
+    report("bare kafka-python and json, events/s", bare, wall / bare, "worker/bare")
+    report("release lag, median, s", found[len(found) // 2], found[len(found) // 2] / BAR_LAG_S, "of 1 s")
+    report(f"release lag, p99 of {len(found)}, s", p99, p99 / BAR_LAG_S, "of 1 s")
+
+
+def report(what: str, figure: float, ratio: float, against: str) -> None:
+    print(f"{what:40s} {figure:12.3f}   {ratio:6.2f} {against}")
 
 
 if __name__ == "__main__":

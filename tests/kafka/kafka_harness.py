@@ -200,9 +200,9 @@ commit_s = 0.2
         """(key index, t, value) straight from the file."""
         file = apsw.Connection(str(self.folder / f"{self.name}.ledger"), flags=apsw.SQLITE_OPEN_READONLY)
         file.set_busy_timeout(10_000)
-        rows = [tuple(map(int, row)) for row in file.execute("SELECT key_index, t, value FROM released")]  # type: ignore[arg-type]
+        found = file.execute("SELECT key_index, t, value FROM released").fetchall()
         file.close()
-        return rows  # type: ignore[return-value]
+        return [(int(str(index)), int(str(t)), int(str(value))) for index, t, value in found]
 
     def noise(self, shard: int, ticks: int) -> dict[str, list[int]]:
         """The noise of every release, drawn again from the key file: what nobody else can do."""
@@ -216,9 +216,7 @@ commit_s = 0.2
         key = KeyFile.open(config.key_file).noise_key(self.name, opened.stream_id, opened.incarnation)
         bank = CounterBank(parse_mechanism(config.spec.mechanism), config.spec.grid, KeyedNoise(key, indices))
         drawn = bank.close_ticks([[0] * len(indices)] * ticks)
-        return {
-            names[index]: [tick.values[column] for tick in drawn] for column, index in enumerate(indices)
-        }
+        return {names[index]: [tick.values[column] for tick in drawn] for column, index in enumerate(indices)}
 
     def exact(self) -> dict[str, list[int]]:
         """Exact running totals behind the releases, by key and tick."""

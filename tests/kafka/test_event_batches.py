@@ -57,7 +57,7 @@ def make_reader(
     source = EventFormat(
         form, "k", value, None, timestamp, None, ValueRule(Decimal("0.01"), 0, 1000), schemas or {}
     )
-    return EventReader(spec, source, rule, other, lambda unit: len(unit))
+    return EventReader(spec, source, rule, other, len)
 
 
 def read(reader: EventReader, *values: bytes | None) -> tuple[list[int], list[int], list[tuple[int, Reason]]]:
@@ -100,7 +100,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("value", "reason"), BAD, ids=lambda item: item.value if isinstance(item, Reason) else "")
+@pytest.mark.parametrize(
+    ("value", "reason"), BAD, ids=lambda item: item.value if isinstance(item, Reason) else ""
+)
 def test_a_poison_record_in_the_middle_of_a_batch(value: bytes | None, reason: Reason) -> None:
     """It becomes a dead letter with its offset; its neighbours are counted; nothing is raised."""
     keys, amounts, refusals = read(make_reader(), GOOD, value, GOOD)

@@ -1,4 +1,4 @@
-"""kill -9 anywhere: every event once, every (key, t) one value. Judged from outside, on raw topics and ledger."""
+"""kill -9 anywhere: every event once, every (key, t) one value; judged on raw topics and ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from kafka_harness import KEYS, EventFeed, KafkaStream, wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def kill_and_judge(stream: KafkaStream, kills: int, seed: int, low_s: float = 0.2, high_s: float = 4.0) -> None:
+def kill_and_judge(
+    stream: KafkaStream, kills: int, seed: int, low_s: float = 0.2, high_s: float = 4.0
+) -> None:
     chance = random.Random(seed)
     worker = stream.start(begin="earliest")
     with EventFeed(stream, rate=150, seed=seed) as feed:

@@ -1,7 +1,8 @@
-"""Several workers: partitions move while events flow, and units stay within their bounds across all of them."""
+"""Several workers: partitions move while events flow; units stay within bounds across all of them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter, defaultdict
@@ -118,7 +119,7 @@ def assert_bounds(stream: KafkaStream, k: int, b: int) -> None:
     for ticks in counted.values():
         assert len(ticks) == k
         assert ticks == sorted(ticks)
-        assert all(late - early >= b for early, late in zip(ticks, ticks[1:], strict=False))
+        assert all(late - early >= b for early, late in itertools.pairwise(ticks))
     sealed = StreamSealer(secret, f"{stream.name}.units", opened.stream_id, opened.incarnation)
     homes: dict[int, set[int]] = defaultdict(set)
     offered: Counter[int] = Counter()

@@ -38,7 +38,24 @@ __all__ = ["main"]
 
 _START: Final = "2013-01-01T10:00:00Z"
 _PARTITIONS: Final = 3
-_CARRIERS: Final = "9E AA AS B6 DL EV F9 FL HA MQ OO UA US VX WN YV".split()
+_CARRIERS: Final = [
+    "9E",
+    "AA",
+    "AS",
+    "B6",
+    "DL",
+    "EV",
+    "F9",
+    "FL",
+    "HA",
+    "MQ",
+    "OO",
+    "UA",
+    "US",
+    "VX",
+    "WN",
+    "YV",
+]
 _CONFIG: Final = """
 [stream]
 name = "departures"
@@ -125,7 +142,9 @@ def table(latest: dict[str, Release]) -> Table:
     """The newest total of each key with its error band."""
     first = next(iter(latest.values()), None)
     title = (
-        "waiting for the first tick" if first is None else f"tick {first.t}, ended {format_ms(first.tick_end_ms)}"
+        "waiting for the first tick"
+        if first is None
+        else f"tick {first.t}, ended {format_ms(first.tick_end_ms)}"
     )
     shown = Table(title=f"departures from New York, noisy totals: {title}")
     for column in ("carrier", "total", "one standard error"):
@@ -202,7 +221,9 @@ def _make_topics(servers: str, config: WorkerConfig) -> None:
 def main() -> None:
     """Entry point of `python -m evertally.pipelines.kafka.demo`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pom", type=Path, default=Path("deploy/kafka/pom.xml"), help="Maven project of the broker")
+    parser.add_argument(
+        "--pom", type=Path, default=Path("deploy/kafka/pom.xml"), help="Maven project of the broker"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to show it, seconds")
     parser.add_argument("--speed", type=float, default=1000.0, help="how many times faster than the clock")
     chosen = parser.parse_args()

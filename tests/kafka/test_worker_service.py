@@ -1,0 +1,318 @@
+"""A worker as a service: topics, probes, signals, clock, security, canary."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka_harness import KEYS, KafkaStream, wait_until
+
+from evertally.errors import InvalidParameter, ServiceUnavailable
+from evertally.pipelines.kafka.broker import Broker
+from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.local_broker import LocalCluster
+from evertally.pipelines.kafka.topics import check_topics
+from evertally.pipelines.kafka.worker import Worker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def check(stream: KafkaStream) -> int:
+    declared = load_worker_config(stream.config())
+    return check_topics(
+        declared.broker,
+        declared.topics,
+        shards=stream.shards,
+        by_unit=False,
+        max_request_bytes=declared.max_request_bytes,
+    ).events
+
+
+def test_topics_are_created_once_and_checked(servers: str, tmp_path: Path) -> None:
+    stream = KafkaStream(servers, tmp_path)
+    with pytest.raises(InvalidParameter, match="topics create"):
+        check(stream)
+    created = json.loads(stream.cli("topics", "create", "--json").stdout)["created"]
+    assert sorted(created) == [f"{stream.name}.{part}" for part in ("closed", "dead-letters", "releases")]
+    assert json.loads(stream.cli("topics", "create", "--json").stdout)["created"] == []
+    assert check(stream) == 3
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    for name, setting, value, back in (
+        ("releases", "retention.ms", "1000", "-1"),
+        ("closed", "max.message.bytes", "5000", "1000000"),
+        ("closed", "cleanup.policy", "compact", "delete"),
+        ("closed", "retention.ms", "1000", "86400000"),
+    ):
+        topic = f"{stream.name}.{name}"
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {setting: value})])
+        with pytest.raises(InvalidParameter, match=re.escape(f"{topic} {setting}")):
+            wait_until("the check fails", lambda: check(stream) and None, 5)
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {setting: back})])
+        wait_until("the check passes", lambda: _passes(stream), 10)
+    admin.close()
+    stream.shards = 2
+    with pytest.raises(InvalidParameter, match="partitions"):
+        check(stream)
+
+
+def _passes(stream: KafkaStream) -> bool:
+    try:
+        return check(stream) == 3
+    except InvalidParameter:
+        return False
+
+
+def test_probes_signals_and_json_logs(stream: KafkaStream) -> None:
+    worker = stream.start(begin="latest")
+    assert worker.get("/healthz") == (200, {"aggregate": True, "release": True})
+    assert worker.get("/readyz")[1] == {"aggregate": True, "release": True, "ledger": True, "clock": True}
+    assert worker.get("/nothing")[0] == 404
+    stream.send({"k": key} for key in KEYS)
+    stream.wait_totals(Counter(KEYS))
+    ticks = stream.judge()
+    time.sleep(2)
+    assert stream.judge() >= ticks + 2, "empty ticks are released too"
+    assert worker.end() == 0
+    for line in worker.log.read_text().splitlines():
+        if line.startswith("{"):
+            assert {"level", "message"} <= json.loads(line).keys()
+
+
+def test_a_second_signal_stops_at_once_and_loses_nothing(stream: KafkaStream) -> None:
+    worker = stream.start(begin="earliest")
+    stream.send({"k": key} for key in KEYS * 5)
+    worker.signal(signal.SIGTERM)
+    time.sleep(0.05)
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(30) in (0, 128 + signal.SIGTERM)
+    stream.start()
+    stream.wait_totals(Counter(KEYS * 5))
+    stream.judge()
+
+
+class SteppedClock:
+    """A clock whose wall can be set."""
+
+    def __init__(self) -> None:
+        self.step_ms = 0
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def wall_step_ms(self) -> int:
+        return self.step_ms
+
+
+def test_a_clock_that_was_set_stops_closing_until_confirmed(stream: KafkaStream) -> None:
+    clock = SteppedClock()
+    worker = Worker(load_worker_config(stream.config()), start_from="earliest", make_clock=lambda: clock)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until("ready", lambda: all(worker.ready().values()))
+        wait_until("a release", lambda: len(stream.releases()) > 0)
+        clock.step_ms = 61_000
+        wait_until("the clock is distrusted", lambda: not worker.ready()["clock"])
+        time.sleep(1.5)
+        before = len(stream.releases())
+        time.sleep(2)
+        assert len(stream.releases()) == before
+        clock.step_ms = 0
+        worker._confirm_clock()
+        wait_until("releases go on", lambda: len(stream.releases()) > before)
+        assert all(worker.ready().values())
+    finally:
+        worker.stop()
+        thread.join(60)
+    stream.judge()
+
+
+def test_no_exact_sum_appears_anywhere(servers: str, tmp_path: Path) -> None:
+    """Canary: sums are unusual 12-digit integers; none is on a topic, in a log or in the ledger's bytes."""
+    amounts = {key: 314_159_265_358 + 7_919_000 * n for n, key in enumerate(KEYS)}
+    stream = KafkaStream(
+        servers,
+        tmp_path,
+        source_extra='value = "v"',
+        privacy_extra=f'unit = "event"\nclip = {2**40}',
+    )
+    stream.make_topics()
+    try:
+        worker = stream.start(begin="earliest")
+        worker.end()
+        words = ["worker", "--config", str(stream.config("w1", worker.port)), "--log-level", "debug"]
+        worker = type(worker)(words, worker.port, stream.folder / "debug.log")
+        stream.workers.append(worker)
+        worker.wait_ready()
+        stream.send({"k": key, "v": amount} for key, amount in amounts.items())
+        stream.wait_totals(amounts)
+        assert worker.end() == 0
+        haystack = (stream.folder / "debug.log").read_bytes()
+        for suffix in ("closed", "releases", "dead-letters"):
+            for record in stream.raw(suffix, "read_uncommitted"):
+                haystack += (record.key or b"") + b" " + (record.value or b"") + b"\n"
+        for path in stream.folder.glob(f"{stream.name}.ledger*"):
+            haystack += path.read_bytes()
+        for amount in amounts.values():
+            assert str(amount).encode() not in haystack
+            assert amount.to_bytes(6, "big") not in haystack
+            assert amount.to_bytes(6, "little") not in haystack
+        stream.judge()
+    finally:
+        stream.close()
+
+
+@pytest.fixture(scope="module")
+def secure(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Path]]:
+    """A broker that speaks SASL_SSL only, with a certificate of its own authority."""
+    folder = tmp_path_factory.mktemp("secure")
+    make_certificates(folder)
+    jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    extra = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "broker.pem"),
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.client.scram-sha-256.sasl.jaas.config": jaas,
+    }
+    logs = tmp_path_factory.mktemp("secure-broker")
+    with LocalCluster(
+        kafka_jars, logs, extra=extra, scram={"worker": "right-password"}, listener="SASL_SSL"
+    ) as cluster:
+        yield cluster, folder
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority and a broker certificate for 127.0.0.1, PEM."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    now = datetime.datetime.now(datetime.UTC)
+
+    def make(
+        name: str, issuer: x509.Name | None, signer: rsa.RSAPrivateKey | None
+    ) -> tuple[x509.Certificate, rsa.RSAPrivateKey]:
+        key = rsa.generate_private_key(65537, 2048)
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        built = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer or subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=2))
+            .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+            )
+        )
+        return built.sign(signer or key, hashes.SHA256()), key
+
+    authority, authority_key = make("test authority", None, None)
+    broker, broker_key = make("broker", authority.subject, authority_key)
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(authority.public_bytes(pem))
+    key_bytes = broker_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "broker.pem").write_bytes(key_bytes + broker.public_bytes(pem) + authority.public_bytes(pem))
+    other, _ = make("another authority", None, None)
+    (folder / "other-ca.pem").write_bytes(other.public_bytes(pem))
+
+
+def test_tls_and_scram(
+    secure: tuple[LocalCluster, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, folder = secure
+    good = Broker(
+        cluster.bootstrap_servers,
+        "SASL_SSL",
+        ca_file=folder / "ca.pem",
+        sasl_mechanism="SCRAM-SHA-256",
+        username="worker",
+        password="right-password",
+    )
+    admin = good.admin()
+    admin.create_topics(
+        {"secured.events": {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True
+    )
+    admin.close()
+    assert "right-password" not in repr(good)
+    config = tmp_path / "worker.toml"
+    config.write_text(
+        f"""
+[stream]
+name = "secured"
+keys = ["a"]
+start = "{time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}"
+tick_s = 0.5
+[source]
+key = "k"
+[privacy]
+epsilon = 1.0
+delta = 1e-6
+[state]
+path = "secured.ledger"
+key_file = "secured.key"
+[kafka]
+bootstrap_servers = "{cluster.bootstrap_servers}"
+topic = "secured.events"
+security_protocol = "SASL_SSL"
+ca_file = "{folder / "ca.pem"}"
+sasl_mechanism = "SCRAM-SHA-256"
+username = "worker"
+"""
+    )
+    declared = load_worker_config(config, {"EVERTALLY_KAFKA_PASSWORD": "right-password"})
+    from evertally.pipelines.kafka.topics import create_topics
+
+    create_topics(declared.broker, declared.topics, shards=1, by_unit=False, max_request_bytes=1_000_000)
+    worker = Worker(declared, start_from="earliest")
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        wait_until("ready over TLS", lambda: all(worker.ready().values()))
+        time.sleep(2)
+    finally:
+        worker.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"password": "wrong-password"}, "uthentication failed"),
+        ({"ca_file": "other-ca.pem"}, "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+    ],
+    ids=["wrong password", "unknown authority"],
+)
+def test_why_a_login_fails_is_said(
+    secure: tuple[LocalCluster, Path], changes: dict[str, str], reason: str
+) -> None:
+    cluster, folder = secure
+    settings = {"username": "worker", "password": "right-password", "ca_file": "ca.pem", **changes}
+    broker = Broker(
+        cluster.bootstrap_servers,
+        "SASL_SSL",
+        ca_file=folder / settings["ca_file"],
+        sasl_mechanism="SCRAM-SHA-256",
+        username=settings["username"],
+        password=settings["password"],
+        bootstrap_timeout_ms=6000,
+    )
+    with pytest.raises(ServiceUnavailable, match=reason) as caught:
+        broker.admin()
+    assert "wrong-password" not in str(caught.value)
