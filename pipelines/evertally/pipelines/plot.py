@@ -97,7 +97,7 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
         StorageFull: the picture could not be written.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and slow to import
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - as above
     except ImportError:
         raise InvalidParameter("plot", "no matplotlib", "pip install 'evertally[plots]'") from None
@@ -108,8 +108,8 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
     _draw_errors(errors, table)
     header = table.header
     figure.suptitle(
-        f"{_plain(header.stream)}: epsilon = {header.epsilon:.3g} at delta = {header.delta:.3g}, once and for ever "
-        f"(mu = {header.mu:.3g}, {header.mechanism}, unit: {header.unit})",
+        f"{_plain(header.stream)}: epsilon = {header.epsilon:.3g} at delta = {header.delta:.3g}, "
+        f"once and for ever (mu = {header.mu:.3g}, {header.mechanism}, unit: {header.unit})",
         fontsize=14,
         color=_INK,
     )
