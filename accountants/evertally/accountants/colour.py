@@ -28,7 +28,7 @@ __all__ = ["SCREEN_CELLS", "ColourPLD", "candidates", "delta", "epsilon"]
 
 SCREEN_CELLS = 64
 _SMALL_COLOURS = 32
-_GROUPS_MAX = 4
+_GROUPS_MAX = 2
 
 
 def delta(
@@ -74,7 +74,7 @@ def candidates(gram: Gram) -> tuple[int, ...]:
     least = math.inf
     for colours in sorted(divisors | set(range(1, min(b, _SMALL_COLOURS) + 1))):
         overlap = max(tau for _, _, tau in _classes(gram, colours))
-        if overlap < least * (1.0 - 1e-3) or not kept:
+        if overlap < 0.97 * least or not kept:
             kept.append(colours)
             least = overlap
         if least == 0.0:
