@@ -33,7 +33,7 @@ _HEADERS: Final = (
         b"default-src 'self'; frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
 

@@ -138,8 +138,12 @@ def _find(tx: Transaction, lease_id: str) -> Lease | None:
     found = tx.rows(f"SELECT {_COLUMNS} FROM service_lease WHERE lease_id = ?", lease_id)  # noqa: S608 - literals
     if not found:
         return None
-    row = found[0]
-    return Lease(*row[:-1], bytes(row[-1]))
+    *text, epoch, steps_max, steps_done, manifest_digest, expires_ms, body = found[0]
+    lease_id, principal, scope, status = text
+    return Lease(
+        *(lease_id, principal, scope, status, epoch, steps_max, steps_done, manifest_digest, expires_ms),
+        body=bytes(body),
+    )
 
 
 def _owned(tx: Transaction, lease_id: str, principal: str) -> Lease:

@@ -13,7 +13,7 @@ __all__ = ["BAND_SDS", "band_half_width", "sparkline"]
 BAND_SDS: Final = 1.959964
 """Half-width of the 95 % band in standard errors."""
 
-_WIDTH: Final = 240
+_WIDTH: Final = 420
 _HEIGHT: Final = 56
 _MARGIN: Final = 5
 

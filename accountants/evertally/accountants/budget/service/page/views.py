@@ -107,8 +107,8 @@ def scope_view(status: ScopeStatus) -> ScopeView:
     main = "Gaussian budget μ²" if gaussian else f"Rényi budget at order {scope.order}"
     bars = [_bar(main, spent.main, caps.main, 10**9)]
     if caps.epsilon:
-        bars.append(_bar("ε of lines of their own", spent.epsilon, caps.epsilon, 10**9))
-    bars.append(_bar("δ of lines of their own", spent.delta, caps.delta, 10**18))
+        bars.append(_bar("ε set aside for single lines", spent.epsilon, caps.epsilon, 10**9))
+    bars.append(_bar("δ set aside for single lines", spent.delta, caps.delta, 10**18))
     comparison = ""
     if gaussian:
         share = 100.0 * scope.zcdp_main() / caps.main

@@ -14,16 +14,17 @@ from evertally.accountants.budget.scopes import Scope
 __all__ = ["amount", "charge_words", "duration", "event_word", "guarantee", "instant", "neighbours", "total"]
 
 _EVENT_WORDS: Final = {"reserved": "reserved", "committed": "spent", "expired": "returned"}
+_RAISED: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _MS: Final = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
 
 def neighbours(scope: Scope) -> str:
-    """The change in the data that the guarantee hides."""
-    whose = "one event" if scope.event_level else f"one {scope.unit}"
+    """The change in the data that the guarantee hides, as the subject of a sentence."""
+    unit = "event" if scope.event_level else scope.unit
     return {
-        "add-remove": f"{whose} is in the data or not",
-        "replace-value": f"{whose} had one value or another",
-        "replace": f"{whose} was this one or another",
+        "add-remove": f"Whether or not one {unit} is in the data",
+        "replace-value": f"Whether one {unit} had this value or that",
+        "replace": f"Whether it was one {unit} or another",
     }[scope.adjacency]
 
 
@@ -31,10 +32,10 @@ def guarantee(scope: Scope) -> str:
     """What the cap means, in a sentence."""
     epsilon = float(Fraction(str(scope.epsilon_cap)))
     factor = "e^" + _short(epsilon) if epsilon > 20.0 else _round_up(math.exp(epsilon))
-    bound = "" if scope.event_level else ", within its declared contribution bounds"
+    bound = "" if scope.event_level else " (within its declared contribution bounds)"
     return (
-        f"Whether {neighbours(scope)}{bound}: all releases of this scope together, for ever, change the "
-        f"probability of any conclusion by at most a factor of {factor}, plus {_plain(scope.delta_cap)}."
+        f"{neighbours(scope)}{bound} changes the probability of any conclusion from all releases of this "
+        f"scope together, for ever, by at most a factor of {factor}, plus {_plain(scope.delta_cap)}."
     )
 
 
@@ -56,10 +57,11 @@ def event_word(event: str) -> str:
 def amount(units: int, scale: int = 10**9) -> str:
     """Integer units as a decimal number of at most six digits.
 
-    >>> amount(1_234_567_891), amount(0), amount(-5)
-    ('1.23457', '0', '-5e-09')
+    >>> amount(1_234_567_891), amount(0), amount(-6_250)
+    ('1.23457', '0', '−6.25 × 10⁻⁶')
     """
-    return f"{units / scale:.6g}"
+    digits, _, power = f"{units / scale:.6g}".replace("-", "−").partition("e")
+    return digits + (f" × 10{str(int(power.replace('−', '-'))).translate(_RAISED)}" if power else "")
 
 
 def total(value: int) -> str:
