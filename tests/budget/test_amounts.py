@@ -18,7 +18,22 @@ from evertally.accountants.budget.amounts import (
 )
 from evertally.errors import InvalidParameter
 
-REFUSED = [math.nan, math.inf, -math.inf, 0, 0.0, -0.0, -1, -1e-9, 5e-324, 2.2e-308, True, None, "nan", "inf"]
+REFUSED: list[object] = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    0,
+    0.0,
+    -0.0,
+    -1,
+    -1e-9,
+    5e-324,
+    2.2e-308,
+    True,
+    None,
+    "nan",
+    "inf",
+]
 REFUSED += ["", " 1", "1 ", "-1", "+1", "0", "0.0", "1_0", "0x1", "1/3", "١", "1e99999", b"1", 1j, "1" * 60]
 
 

@@ -258,13 +258,7 @@ def test_training_line_needs_a_mixed_scope_and_takes_the_larger_direction() -> N
     mixed = Scope("m", "event", "add-remove", "8", "1e-6", filter="renyi", order=8)
     bins = accountants.BallsInBins(batches=10, epochs=1)
     values = [
-        accountants.renyi_divergence(
-            accountants.Identity(),
-            accountants.BallsInBins(batches=10, epochs=1),
-            2.0,
-            8.0,
-            direction=direction,
-        )
+        accountants.renyi_divergence(accountants.Identity(), bins, 2.0, 8.0, direction=direction)
         for direction in ("remove", "add")
     ]
     assert charged(line, mixed) >= math.ceil(max(values) * 1e9)

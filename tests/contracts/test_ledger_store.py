@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -376,7 +377,8 @@ def test_rows_must_cover_ticks_and_keys_exactly(store: LedgerStore) -> None:
     for wrong in broken:
         with pytest.raises(IntegrityError):
             store.commit_ticks(shard, epoch, 1, wrong, 2, b"x")
-    for wrong_type in (good[0]._replace(value=1.5), good[0]._replace(stderr="1,2")):
+    half: Any = 1.5
+    for wrong_type in (good[0]._replace(value=half), good[0]._replace(stderr="1,2")):
         with pytest.raises(InvalidParameter):
             store.commit_ticks(shard, epoch, 1, [wrong_type, *good[1:]], 2, b"x")
     assert store.head(shard).t == 0

@@ -115,7 +115,7 @@ class PostgresBackend:
             connection.execute(f"SET lock_timeout = {LOCK_MS:d}")
             connection.execute(f"SET statement_timeout = {STATEMENT_MS:d}")
             if connection.execute("SELECT current_setting('fsync')").fetchone() != ("on",):
-                raise StorageError(IntegrityError("the ledger's server runs with fsync off and may lose rows"))
+                raise StorageError(IntegrityError("the ledger's server runs with fsync off"))
         except BaseException:
             connection.close()
             raise

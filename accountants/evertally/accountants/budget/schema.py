@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +78,7 @@ CREATE TABLE released (
   PRIMARY KEY (incarnation_pk, t, key_index)){table_end}
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_VERSION_1,)
+MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
 """MIGRATIONS[v] leads from version v to v + 1. Released ones are never edited."""
 
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -94,16 +93,14 @@ def is_current(tx: Transaction, chain_key: bytes) -> bool:
     return meta == {"schema_version": str(len(MIGRATIONS)), "chain_key": _fingerprint(chain_key)}
 
 
-def migrate(
-    tx: Transaction, dialect: Dialect, chain_key: bytes, migrations: Sequence[str] = MIGRATIONS
-) -> None:
+def migrate(tx: Transaction, dialect: Dialect, chain_key: bytes) -> None:
     """Bring the tables to this program's version, inside one transaction, and check the ledger's key.
 
     Raises IntegrityError for a ledger written by a newer program and for another ledger's key.
     """
     tx.run(_META)
     meta: dict[str, str] = dict(tx.rows("SELECT name, value FROM meta"))
-    version, known = int(meta.get("schema_version", "0")), len(migrations)
+    version, known = int(meta.get("schema_version", "0")), len(MIGRATIONS)
     if version > known:
         raise IntegrityError(
             f"the ledger has schema version {version}, this program knows {known}: a downgrade is refused"
@@ -111,7 +108,7 @@ def migrate(
     fingerprint = _fingerprint(chain_key)
     if version and meta.get("chain_key") != fingerprint:
         raise IntegrityError("the chain key is not the one this ledger was created with")
-    for script in migrations[version:]:
+    for script in MIGRATIONS[version:]:
         for statement in _statements(script, dialect):
             tx.run(statement)
     if version == 0:

@@ -78,6 +78,25 @@ class Scope:
         name("scope.unit", self.unit)
         one_of("scope.adjacency", self.adjacency, ADJACENCIES)
         one_of("scope.filter", self.filter, ("gaussian", "renyi"))
+        self._check_amounts()
+        object.__setattr__(self, "disjoint", tuple(self.disjoint))
+        for group in self.disjoint:
+            name("scope.disjoint", group)
+        if self.disjoint and (self.unit, self.adjacency, self.filter) != (_EVENT, "add-remove", "gaussian"):
+            raise InvalidParameter(
+                "scope.disjoint", list(self.disjoint), "groups only for unit event, add-remove, gaussian"
+            )
+        if self.renews:
+            name("scope.renews", self.renews)
+            if "renewing" not in self.name:
+                raise InvalidParameter(
+                    "scope.name",
+                    self.name,
+                    "a name that contains 'renewing': the total loss grows without bound",
+                )
+        self.caps()
+
+    def _check_amounts(self) -> None:
         self._keep_text("epsilon_cap", self.epsilon_cap)
         self._keep_text("delta_cap", self.delta_cap)
         if exact("scope.epsilon_cap", self.epsilon_cap) > _EPSILON_MAX:
@@ -105,22 +124,6 @@ class Scope:
             self._keep_text("order", self.order)
             if not 1 < exact("scope.order", self.order) <= _ORDER_MAX:
                 raise InvalidParameter("scope.order", self.order, f"a number > 1 and at most {_ORDER_MAX}")
-        object.__setattr__(self, "disjoint", tuple(self.disjoint))
-        for group in self.disjoint:
-            name("scope.disjoint", group)
-        if self.disjoint and (self.unit, self.adjacency, self.filter) != (_EVENT, "add-remove", "gaussian"):
-            raise InvalidParameter(
-                "scope.disjoint", list(self.disjoint), "groups only for unit event, add-remove, gaussian"
-            )
-        if self.renews:
-            name("scope.renews", self.renews)
-            if "renewing" not in self.name:
-                raise InvalidParameter(
-                    "scope.name",
-                    self.name,
-                    "a name that contains 'renewing': the total loss grows without bound",
-                )
-        self.caps()
 
     def _keep_text(self, field: str, value: Amount) -> None:
         object.__setattr__(self, field, decimal_text(f"scope.{field}", value))

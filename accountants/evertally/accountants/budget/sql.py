@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from evertally.errors import EvertallyError, IntegrityError, ServiceUnavailable
 
-__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer"]
+__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer", "read_stored"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -83,6 +83,16 @@ class Backend(Protocol):
         ...
 
 
+def read_stored(backend: Backend, work: Callable[[Transaction], T]) -> T:
+    """Run work in a read-only snapshot; a stored row that cannot be read is an IntegrityError."""
+    try:
+        return backend.read(work)
+    except EvertallyError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise IntegrityError(f"a stored row cannot be read: {type(error).__name__}") from None
+
+
 class _Job(Generic[T]):
     __slots__ = ("error", "leads", "locks", "value", "wake", "work")
 
@@ -104,6 +114,11 @@ class Writer:
         self._mutex = threading.Lock()
         self._busy = False
         self._pid = os.getpid()
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that wait for the next transaction."""
+        return len(self._queue)
 
     def run(self, work: Callable[[Transaction], T], *locks: str) -> T:
         """Run `work` in a durable transaction; returns after the commit, or raises with nothing done.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from evertally.accountants.budget import book, releases
 from evertally.accountants.budget.charges import ChargeRequest, Cost, cost
@@ -18,7 +18,7 @@ from evertally.accountants.budget.ledger import (
 )
 from evertally.accountants.budget.schema import Dialect, is_current, migrate
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
-from evertally.accountants.budget.sql import Backend, Transaction, Writer
+from evertally.accountants.budget.sql import Backend, T, Transaction, Writer, read_stored
 from evertally.accountants.budget.verify import verify_scope, verify_shard
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.validation import integer, positive_integer
@@ -52,16 +52,16 @@ class SqlLedger:
 
     def scope_status(self, name: str) -> ScopeStatus:
         """See `LedgerStore`."""
-        return self._backend.read(lambda tx: book.read_scope(tx, self._key, name).status())
+        return self._read(lambda tx: book.read_scope(tx, self._key, name).status())
 
     def scopes(self) -> list[ScopeStatus]:
         """See `LedgerStore`."""
-        return self._backend.read(lambda tx: [row.status() for row in book.read_scopes(tx, self._key)])
+        return self._read(lambda tx: [row.status() for row in book.read_scopes(tx, self._key)])
 
     def quote(self, request: ChargeRequest) -> Receipt:
         """See `LedgerStore`."""
         price = self._price(request)
-        return self._backend.read(lambda tx: book.quote(tx, self._key, request, price))
+        return self._read(lambda tx: book.quote(tx, self._key, request, price))
 
     def reserve(self, request: ChargeRequest, ttl_ms: int) -> Receipt:
         """See `LedgerStore`."""
@@ -88,7 +88,7 @@ class SqlLedger:
         """See `LedgerStore`."""
         integer("after_seq", after_seq, low=0)
         positive_integer("limit", limit, high=100_000)
-        return self._backend.read(lambda tx: book.charge_rows(tx, scope, after_seq, limit))
+        return self._read(lambda tx: book.charge_rows(tx, scope, after_seq, limit))
 
     def open_stream(self, stream: StreamRecord, charge: ChargeRequest) -> OpenedStream:
         """See `LedgerStore`."""
@@ -106,7 +106,7 @@ class SqlLedger:
 
     def find_stream(self, name: str, incarnation: int | None = None) -> OpenedStream | None:
         """See `LedgerStore`."""
-        found = self._backend.read(lambda tx: releases.read_stream(tx, self._key, name, incarnation))
+        found = self._read(lambda tx: releases.read_stream(tx, self._key, name, incarnation))
         return None if found is None else found[1]
 
     def streams(self) -> list[OpenedStream]:
@@ -117,7 +117,7 @@ class SqlLedger:
             found = [releases.read_stream(tx, self._key, name, None) for name in names]
             return [entry[1] for entry in found if entry is not None]
 
-        return self._backend.read(work)
+        return self._read(work)
 
     def acquire(self, shard: ShardRef, holder: str) -> int:
         """See `LedgerStore`."""
@@ -130,7 +130,7 @@ class SqlLedger:
     def head(self, shard: ShardRef) -> Head:
         """See `LedgerStore`."""
         pk, _ = self._incarnation(shard)
-        return self._backend.read(lambda tx: releases.read_head(tx, self._key, pk, shard).head)
+        return self._read(lambda tx: releases.read_head(tx, self._key, pk, shard).head)
 
     def commit_ticks(
         self, shard: ShardRef, epoch: int, first: int, rows: Sequence[ReleaseRow], last: int, sealed: bytes
@@ -164,13 +164,13 @@ class SqlLedger:
                 raise IntegrityError(f"stream {shard.stream} lost released rows after tick {after_t}")
             return rows
 
-        return self._backend.read(work)
+        return self._read(work)
 
     def chain_at(self, shard: ShardRef, t: int) -> bytes:
         """See `LedgerStore`."""
         integer("t", t, low=0, high=2**62)
         pk, _ = self._incarnation(shard)
-        return self._backend.read(lambda tx: releases.chain_at(tx, self._key, pk, shard, t))
+        return self._read(lambda tx: releases.chain_at(tx, self._key, pk, shard, t))
 
     def check_anchor(self, shard: ShardRef, t: int, chain: bytes | None = None) -> None:
         """See `LedgerStore`."""
@@ -201,14 +201,14 @@ class SqlLedger:
     def verify(self) -> VerifyReport:
         """See `LedgerStore`."""
         problems = self._backend.check()
-        scopes = self._backend.read(lambda tx: tx.rows("SELECT name FROM scope ORDER BY name"))
+        scopes = self._read(lambda tx: tx.rows("SELECT name FROM scope ORDER BY name"))
         charges = 0
         for (name,) in scopes:
             rows, found = verify_scope(self._backend, self._key, name)
             charges += rows
             problems += found
         shards, released = 0, 0
-        for name, incarnation in self._backend.read(
+        for name, incarnation in self._read(
             lambda tx: tx.rows(
                 "SELECT s.name, i.incarnation FROM incarnation i JOIN stream s ON s.stream_pk = i.stream_pk"
                 " ORDER BY s.name, i.incarnation"
@@ -230,6 +230,9 @@ class SqlLedger:
         """See `LedgerStore`."""
         self._backend.close()
 
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        return read_stored(self._backend, work)
+
     def _record(self, request: ChargeRequest, ttl_ms: int | None) -> Receipt:
         price = self._price(request)
         return self._writer.run(
@@ -244,7 +247,7 @@ class SqlLedger:
         return cost(scope, request)
 
     def _charge_lock(self, charge_id: str, principal: str) -> str:
-        return book.scope_lock(self._backend.read(lambda tx: book.scope_of_charge(tx, charge_id, principal)))
+        return book.scope_lock(self._read(lambda tx: book.scope_of_charge(tx, charge_id, principal)))
 
     def _expire_scope(self, name: str) -> int:
         def work(tx: Transaction) -> int:
@@ -259,7 +262,7 @@ class SqlLedger:
     def _incarnation(self, shard: ShardRef) -> tuple[int, OpenedStream]:
         key = shard.stream, shard.incarnation
         if key not in self._opened:
-            found = self._backend.read(lambda tx: releases.read_stream(tx, self._key, *key))
+            found = self._read(lambda tx: releases.read_stream(tx, self._key, *key))
             if found is None:
                 raise InvalidParameter(
                     "shard", f"{shard.stream}/{shard.incarnation}", "a stream in this ledger"

@@ -11,7 +11,7 @@ from evertally.accountants.budget.chain import link, tick_bytes
 from evertally.accountants.budget.charges import cost, request_from_json
 from evertally.accountants.budget.ledger import ChargeRow, OpenedStream
 from evertally.accountants.budget.scopes import Scope
-from evertally.accountants.budget.sql import Backend, Transaction
+from evertally.accountants.budget.sql import Backend, Transaction, read_stored
 from evertally.errors import EvertallyError, IntegrityError
 
 __all__ = ["verify_scope", "verify_shard"]
@@ -73,14 +73,14 @@ class _Replay:
 
 def verify_scope(backend: Backend, key: bytes, name: str) -> tuple[int, list[str]]:
     """(rows, problems): chain, order, recomputed costs, spend <= cap after every row, the stored spend."""
-    return backend.read(lambda tx: _verify_scope(tx, key, name))
+    try:
+        return read_stored(backend, lambda tx: _verify_scope(tx, key, name))
+    except IntegrityError as error:
+        return 0, [f"scope {name}: {error}"]
 
 
 def _verify_scope(tx: Transaction, key: bytes, name: str) -> tuple[int, list[str]]:
-    try:
-        stored = book.read_scope(tx, key, name)
-    except IntegrityError as error:
-        return 0, [str(error)]
+    stored = book.read_scope(tx, key, name)
     chain = link(key, b"scope", b"", stored.scope.definition().encode())
     replay, seq, problems = _Replay(), 0, []
     if stored.caps != stored.scope.caps():
@@ -127,7 +127,10 @@ def verify_shard(
     backend: Backend, key: bytes, pk: int, opened: OpenedStream, shard: int
 ) -> tuple[int, list[str]]:
     """(rows, problems): head, chain, contiguous ticks, one row for each key in each tick."""
-    return backend.read(lambda tx: _verify_shard(tx, key, pk, opened, shard))
+    try:
+        return read_stored(backend, lambda tx: _verify_shard(tx, key, pk, opened, shard))
+    except IntegrityError as error:
+        return 0, [f"stream {opened.name}, incarnation {opened.incarnation}, shard {shard}: {error}"]
 
 
 def _verify_shard(
@@ -135,10 +138,7 @@ def _verify_shard(
 ) -> tuple[int, list[str]]:
     ref = opened.shard(shard)
     what = f"stream {opened.name}, incarnation {opened.incarnation}, shard {shard}"
-    try:
-        stored = releases.read_head(tx, key, pk, ref)
-    except IntegrityError as error:
-        return 0, [str(error)]
+    stored = releases.read_head(tx, key, pk, ref)
     keys = opened.shard_keys(shard)
     problems: list[str] = []
     chain, t, count = stored.folded_chain, stored.head.folded_t, 0

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from evertally.accountants.budget import ChargeRequest, GaussianLine, LedgerStore, Scope, open_ledger, schema
+from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend, check_version, require_durable
+from evertally.accountants.budget.store import SqlLedger
+from evertally.errors import BudgetExceeded, EvertallyError, IntegrityError
+
+SCOPE = Scope("s", "event", "add-remove", "4", "1e-6")
+
+
+@pytest.mark.parametrize("version", ["3.40.1", "3.51.2", "3.7.17"])
+def test_versions_with_the_wal_reset_bug_are_refused(version: str) -> None:
+    with pytest.raises(IntegrityError, match=version):
+        check_version(version)
+
+
+def test_bundled_version_is_new_enough() -> None:
+    check_version("3.51.3")
+    check_version(apsw.sqlite_lib_version())
+
+
+@pytest.mark.parametrize(("journal", "synchronous"), [("wal", 1), ("wal", 0), ("delete", 2), ("memory", 2)])
+def test_settings_that_may_lose_a_commit_are_refused(journal: str, synchronous: int) -> None:
+    with pytest.raises(IntegrityError, match="FULL"):
+        require_durable(journal, synchronous)
+
+
+def test_every_connection_is_wal_and_full(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "l").close()
+    backend = SqliteBackend(tmp_path / "l")
+    settings = ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "busy_timeout")
+
+    def look(tx: Transaction) -> list[object]:
+        return [tx.rows(f"PRAGMA {name}")[0][0] for name in settings]
+
+    assert backend.read(look) == look(backend.begin(())) == ["wal", 2, 1, 0, 10_000]
+    backend.rollback()
+    backend.close()
+
+
+def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    store = open_ledger(tmp_path / "l")
+    store.create_scope(SCOPE)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("l", "l-wal", "l-shm", "l.chainkey"), "0o600"
+    )
+    store.close()
+
+
+def test_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "l").close()
+    raw = apsw.Connection(str(tmp_path / "l"))
+    raw.execute("UPDATE meta SET value = '99' WHERE name = 'schema_version'")
+    raw.close()
+    with pytest.raises(IntegrityError, match=r"99.*downgrade"):
+        open_ledger(tmp_path / "l")
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS) + 1))
+def test_ledgers_of_every_earlier_version_are_migrated(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l"
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+    store = open_ledger(path)
+    store.create_scope(SCOPE)
+    store.charge(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10)))
+    before = store.scope_status("s")
+    store.close()
+    monkeypatch.undo()
+    more = "CREATE TABLE later (id {integer} PRIMARY KEY)"
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, more))
+    store = open_ledger(path)
+    assert store.scope_status("s") == before
+    assert store.verify().ok
+    store.close()
+    raw = apsw.Connection(str(path))
+    assert raw.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall() == [
+        (str(len(schema.MIGRATIONS)),)
+    ]
+    assert raw.execute("SELECT count(*) FROM later").fetchall() == [(0,)]
+    raw.close()
+
+
+class CountingBackend(SqliteBackend):
+    """Counts transactions and can hold a commit back."""
+
+    commits = 0
+    gate: threading.Event | None = None
+
+    def commit(self) -> None:
+        """Wait for the gate, then commit."""
+        if self.gate is not None:
+            self.gate.wait()
+        type(self).commits += 1
+        super().commit()
+
+
+def counting_store(tmp_path: Path) -> tuple[SqlLedger, CountingBackend]:
+    open_ledger(tmp_path / "l").close()
+    backend = CountingBackend(tmp_path / "l")
+    store = SqlLedger(backend, SQLITE_DIALECT, (tmp_path / "l.chainkey").read_bytes())
+    store.create_scope(SCOPE)
+    CountingBackend.commits = 0
+    return store, backend
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_waiting_requests_share_one_durable_transaction(tmp_path: Path) -> None:
+    store, backend = counting_store(tmp_path)
+    backend.gate = threading.Event()
+    answers: list[str] = []
+
+    def client(_: int) -> None:
+        try:
+            answers.append(store.charge(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 3))).status)
+        except BudgetExceeded:
+            answers.append("refused")
+
+    threads = in_threads(40, client)
+    while store._writer.waiting < 39:
+        threading.Event().wait(0.01)
+    backend.gate.set()
+    for thread in threads:
+        thread.join()
+    assert CountingBackend.commits == 2  # the first alone, then all that waited
+    status = store.scope_status("s")
+    assert answers.count("committed") == status.spent.main // 111_111_112 == status.caps.main // 111_111_112
+    assert answers.count("refused") == 40 - answers.count("committed") > 0
+    assert store.verify().ok
+    store.close()
+
+
+def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
+    store, backend = counting_store(tmp_path)
+    backend.gate = threading.Event()
+    results: dict[int, object] = {}
+
+    def client(i: int) -> None:
+        def work(tx: Transaction) -> int:
+            tx.run("INSERT INTO meta (name, value) VALUES (?, 'x')", f"job{i}")
+            if i % 3 == 2:
+                raise KeyError(i)
+            return i
+
+        try:
+            results[i] = store._writer.run(work)
+        except KeyError as error:
+            results[i] = error
+
+    threads = in_threads(12, client)
+    while store._writer.waiting < 11:
+        threading.Event().wait(0.01)
+    backend.gate.set()
+    for thread in threads:
+        thread.join()
+    kept = {
+        row[0] for row in backend.read(lambda tx: tx.rows("SELECT name FROM meta WHERE name LIKE 'job%'"))
+    }
+    assert kept == {f"job{i}" for i in range(12) if i % 3 != 2}
+    assert all(results[i] == i if i % 3 != 2 else isinstance(results[i], KeyError) for i in range(12))
+    store.close()
+
+
+def test_forked_child_may_not_write(tmp_path: Path) -> None:
+    store = open_ledger(tmp_path / "l")
+    store.create_scope(SCOPE)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.charge(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10)))
+        except IntegrityError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    store.close()
+
+
+class StatementCounter:
+    """Counts what a connection is asked to do."""
+
+    def __init__(self, backend: SqliteBackend) -> None:
+        self.steps = 0
+        assert backend._writer is not None
+        backend._writer.set_progress_handler(self._step, 1)
+
+    def _step(self) -> bool:
+        self.steps += 1
+        return False
+
+
+def test_decisions_stay_flat_as_history_grows(tmp_path: Path) -> None:
+    # opendp#2909: a filter quadratic in its queries; counted in SQLite's own instructions, not in time
+    store, backend = counting_store(tmp_path)
+    request = ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10_000))
+    steps: list[int] = []
+    for size in (10, 2_000):
+        while store.scope_status("s").rows < size:
+            store._writer.run(lambda tx: _charges(store, tx, request))
+        counter = StatementCounter(backend)
+        store.charge(request)
+        steps.append(counter.steps)
+        assert backend._writer is not None
+        backend._writer.set_progress_handler(None)
+    assert steps[1] <= steps[0] * 1.1 + 20
+    store.close()
+
+
+def _charges(store: SqlLedger, tx: Transaction, request: ChargeRequest) -> None:
+    for _ in range(200):
+        book.record(tx, store._key, request, store._price(request), None)
+
+
+def client_load(store: LedgerStore, clients: int, requests: int) -> tuple[int, int]:
+    """(granted amount, distinct grants) of many clients, a tenth of whose requests are retries."""
+    granted: dict[str, int] = {}
+    wrong: list[str] = []
+    lock = threading.Lock()
+
+    def client(number: int) -> None:
+        for i in range(requests):
+            retry = i and i % 10 == 0
+            key = f"c{number}-{i - 1 if retry else i}"
+            request = ChargeRequest("s", "event", "add-remove", GaussianLine(1, "40"), idempotency_key=key)
+            try:
+                receipt = store.charge(request)
+            except BudgetExceeded:
+                continue
+            with lock:
+                if granted.setdefault(key + receipt.charge_id, receipt.main) != receipt.main or (
+                    retry and key + receipt.charge_id not in granted
+                ):
+                    wrong.append(key)
+
+    def watcher() -> None:
+        while not done.wait(0.01):
+            status = store.scope_status("s")
+            if not 0 <= status.spent.main <= status.caps.main:
+                wrong.append("over the cap")
+
+    done = threading.Event()
+    watch = threading.Thread(target=watcher)
+    watch.start()
+    for thread in in_threads(clients, client):
+        thread.join()
+    done.set()
+    watch.join()
+    assert not wrong
+    return sum(granted.values()), len(granted)
+
+
+@pytest.mark.slow
+def test_sixteen_clients_with_retries_spend_what_was_granted(tmp_path: Path) -> None:
+    store = open_ledger(tmp_path / "l")
+    store.create_scope(SCOPE)
+    amount, grants = client_load(store, 16, 400)
+    status = store.scope_status("s")
+    assert amount == status.spent.main == grants * 625_000 <= status.caps.main
+    assert status.remaining < 625_000
+    assert store.verify().ok
+    store.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_sixty_four_clients_with_ten_thousand_requests_each(tmp_path: Path) -> None:
+    store = open_ledger(tmp_path / "l")
+    store.create_scope(Scope("s", "event", "add-remove", "800", "1e-6"))
+    amount, grants = client_load(store, 64, 10_000)
+    assert amount == store.scope_status("s").spent.main == grants * 625_000
+    assert store.verify().ok
+    store.close()
+
+
+def test_two_starters_at_once_make_one_ledger(tmp_path: Path) -> None:
+    stores: list[LedgerStore] = []
+    failures: list[EvertallyError] = []
+
+    def start(_: int) -> None:
+        try:
+            stores.append(open_ledger(tmp_path / "l"))
+            stores[-1].create_scope(SCOPE)
+        except EvertallyError as error:
+            failures.append(error)
+
+    for thread in in_threads(6, start):
+        thread.join()
+    assert failures == []
+    assert {store.scope_status("s").scope for store in stores} == {SCOPE}
+    for store in stores:
+        store.close()
