@@ -159,6 +159,19 @@ def test_the_pools_reach_every_reason(tmp_path: Path) -> None:
     assert seen == set(Reason)
 
 
+def test_a_quote_does_not_reach_into_the_next_line(tmp_path: Path) -> None:
+    good = b"2013-01-01T05:00Z,a,3,x"
+    lines_in = [b"at,key,value,who", good, b'2013-01-01T05:00Z,a,3,"open', b'closed"', good]
+    path = tmp_path / "e.csv"
+    path.write_bytes(b"\n".join(lines_in))  # read together, lines 3 and 4 would be one good record
+    rows, refused = read(path, "csv")
+    assert len(rows) == 2
+    assert [(line, reason) for line, _, reason in refused] == [
+        (3, Reason.MALFORMED),
+        (4, Reason.WRONG_COLUMN_COUNT),
+    ]
+
+
 def test_a_plain_block_takes_the_packed_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "e.csv"
     path.write_bytes(b"at,key,value,who\r\n" + b"2013-01-01T05:00Z,a,3,x\r\n" * 10)

@@ -49,6 +49,15 @@ def test_accepted_forms(text: str, ms: int) -> None:
         "2013-01-01T05Z",
         "2013-02-29T05:00Z",
         "2013-01-01T24:00Z",
+        "2013-00-01T05:00Z",
+        "2013-13-01T05:00Z",
+        "2013-01-00T05:00Z",
+        "2013-04-31T05:00Z",
+        "1900-02-29T05:00Z",
+        "2013-01-01T05:00:61Z",
+        "2013-01-01T05:00+05:60",
+        "2013-01-01T05:00~05:00",
+        "2013-01-01T05:00:0xZ",
         "2013-01-01T05:60Z",
         "2013-01-01T05:30:60Z",
         "2013-01-01T05:00:00.Z",
@@ -70,6 +79,9 @@ def test_refused_forms(text: str) -> None:
         parse_timestamp(text, None)
     assert caught.value.fault is TimestampFault.MALFORMED
     assert not text or text not in str(caught.value)
+    characters = character_matrix([text, text])
+    uniform = None if characters is None else parse_uniform(characters)
+    assert uniform is None or not uniform[1].any()
 
 
 def test_a_time_without_offset_needs_a_declared_zone() -> None:
