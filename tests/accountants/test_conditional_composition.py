@@ -187,9 +187,10 @@ def test_closed_form_for_identity(direction: str) -> None:
         closed, general = identity_tests(b, k), hazard_tests_of(np.tile(np.eye(b), (k, 1)))
         assert closed.count == general.count
         for sigma in (0.3, 1.0, 5.0):
-            assert closed.hazards(sigma, 1e-4, direction) == pytest.approx(
-                general.hazards(sigma, 1e-4, direction), rel=1e-4
-            )
+            exact, grouped = closed.hazards(sigma, 1e-4, direction), general.hazards(sigma, 1e-4, direction)
+            # the general form rounds true bins down in groups
+            assert np.all(grouped >= exact * (1 - 1e-6))
+            assert np.all(grouped <= exact * 1.02)
 
 
 def test_first_hazard_is_exact_and_weights_follow_from_rounded_hazards() -> None:
