@@ -1,0 +1,77 @@
+"""How many grants a second does one service give over HTTP to 16 client processes, each grant durable?
+
+Bar: 1,000 grants/s with synchronous=FULL. The rival in the same run is the same ledger, called in
+process by one thread, where every grant pays for a sync of its own: group commit must beat it.
+
+    python tests/benchmarks/bench_grants.py [--clients 16] [--requests 500]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.budget_service.harness import prepare, start
+from tests.budget_service.load import run_clients, total_granted
+
+from evertally.accountants.budget import ChargeRequest, GaussianLine
+from evertally.accountants.budget.opening import open_ledger
+
+BAR = 1000.0
+SIGMA = "100000"
+
+
+def served(folder: Path, clients: int, requests: int) -> float:
+    """Grants a second over HTTP."""
+    location = str(folder / "served.db")
+    service = start(location, "", prepare(location), workers=128)
+    try:
+        run_clients(service.address, service.tokens["owner"], 2, 20, SIGMA)  # warm
+        started = time.perf_counter()
+        outcomes = run_clients(service.address, service.tokens["owner"], clients, requests, SIGMA, 0.0)
+        seconds = time.perf_counter() - started
+    finally:
+        service.kill()
+    grants, _ = total_granted(outcomes)
+    assert grants == clients * requests, "some requests were not granted"
+    return grants / seconds
+
+
+def alone(folder: Path, seconds: float = 5.0) -> float:
+    """Grants a second of one thread without HTTP and without a group."""
+    location = str(folder / "alone.db")
+    prepare(location)
+    ledger = open_ledger(location)
+    request = ChargeRequest("health", "event", "add-remove", GaussianLine("1", SIGMA))
+    ledger.charge(request)
+    started, grants = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        ledger.charge(request)
+        grants += 1
+    ledger.close()
+    return grants / seconds
+
+
+def main() -> None:
+    """Print both rates, their ratio and the bar."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=500)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        single, grouped = alone(folder), served(folder, options.clients, options.requests)
+    print(f"in process, one sync a grant   {single:10.0f} grants/s")
+    print(f"over HTTP, {options.clients:3d} client processes {grouped:9.0f} grants/s")
+    print(f"ratio to the rival             {grouped / single:10.2f}")
+    verdict = "met" if grouped >= BAR else "MISSED"
+    print(f"bar of {BAR:.0f} grants/s          {grouped / BAR:13.2f} of it: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
