@@ -8,7 +8,15 @@ from pathlib import Path
 import apsw
 import pytest
 
-from evertally.accountants.budget import ChargeRequest, GaussianLine, LedgerStore, Scope, open_ledger, schema
+from evertally.accountants.budget import (
+    ChargeRequest,
+    GaussianLine,
+    LedgerStore,
+    Scope,
+    book,
+    open_ledger,
+    schema,
+)
 from evertally.accountants.budget.sql import Transaction
 from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend, check_version, require_durable
 from evertally.accountants.budget.store import SqlLedger
