@@ -26,7 +26,9 @@ __all__ = ["AggregateStage"]
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
+_POLL_RECORDS: Final = 4000
 _ROWS_MAX: Final = 100_000
+_UNIT_ROW_BYTES: Final = 48  # twice what an event takes in a piece
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 
 
@@ -47,6 +49,11 @@ class AggregateStage:
         number_unit = unit_numbers(context.secret("unit"))
         self._reader: Final = EventReader(config.spec, config.source, config.rule, config.other, number_unit)
         self._letter_key: Final = context.secret("dead-letter") if config.dead_letter_hmac else None
+        self._rows_max: Final = (
+            _ROWS_MAX
+            if config.bound is None
+            else min(_ROWS_MAX, config.max_request_bytes // _UNIT_ROW_BYTES - _POLL_RECORDS)
+        )
         self._accumulator: Final[Callable[[], Accumulator]] = self._accumulators()
         self._transactions: Final = Transactions(
             config.broker,
@@ -56,9 +63,10 @@ class AggregateStage:
         )
         self._transactions.begin_epoch()
         self._member: Final = GroupMember(
-            config.broker, config.membership(self.name), self._topic, max_poll_records=4000
+            config.broker, config.membership(self.name), self._topic, max_poll_records=_POLL_RECORDS
         )
         self._tallies: dict[int, PartitionTally] = {}
+        self._unsettled: set[int] = set()
         self._letters: list[Outgoing] = []
         self._committed_at = time.monotonic()
         self._stall: Final = Stall(self.name, config.stall_s)
@@ -69,13 +77,15 @@ class AggregateStage:
         polled = self._member.poll(self._poll_ms())
         for partition in polled.gone:
             self._tallies.pop(partition, None)
+            self._unsettled.discard(partition)
         if polled.gone:
             self._forget_letters(polled.gone)
-        for partition in polled.came:
-            self._take_over(partition)
+        self._unsettled |= set(polled.came)
         now_ms = self._clock.now_ms()
         for partition, records in polled.records.items():
             self._read(partition, records, now_ms)
+        if self._unsettled:
+            self._settle()
         if polled.records or not self._lagging():
             self._stall.moved()
         self._stall.check()
@@ -102,6 +112,21 @@ class AggregateStage:
         """Until records come, the next tick closes or a commit is due, whatever is first."""
         now_ms = self._clock.now_ms()
         return int(min(_POLL_MS, max(1, self._config.rule.next_close_ms(now_ms) - now_ms)))
+
+    def _settle(self) -> None:
+        """Take partitions over from what is committed, after the outcome of a failed commit is settled.
+
+        Records of such a partition that come meanwhile are passed over; taking over seeks back to them.
+        """
+        try:
+            if self._transactions.broken:
+                self._transactions.begin_epoch()
+            for partition in sorted(self._unsettled & self._member.owns()):
+                self._take_over(partition)
+                self._unsettled.discard(partition)
+            self._unsettled &= self._member.owns()
+        except ServiceUnavailable as error:
+            _LOG.warning("partitions cannot be taken over yet: %s", error)
 
     def _take_over(self, partition: int) -> None:
         offset, text = self._member.committed(partition)
@@ -139,7 +164,10 @@ class AggregateStage:
         closed = self._closed_through(now_ms)
         closing = any(closed >= tally.open_tick for tally in self._tallies.values())
         waited = (time.monotonic() - self._committed_at) * 1000 >= self._config.commit_ms
-        full = sum(tally.rows for tally in self._tallies.values()) >= _ROWS_MAX or len(self._letters) >= 5000
+        full = (
+            sum(tally.rows for tally in self._tallies.values()) >= self._rows_max
+            or len(self._letters) >= 5000
+        )
         if closing or full or (waited and any(tally.dirty() for tally in self._tallies.values())):
             self._commit(closed)
 
@@ -159,21 +187,13 @@ class AggregateStage:
             self._transactions.run(records, offsets, self._member.identity())
         except ServiceUnavailable as error:
             _LOG.warning("a commit failed, reading again from the last one: %s", error)
-            self._start_over()
+            self._unsettled |= self._tallies.keys()
+            self._tallies, self._letters = {}, []
             return
         for tally in touched.values():
             tally.committed(closed)
         self._letters = []
         self._committed_at = time.monotonic()
-
-    def _start_over(self) -> None:
-        """After a failed commit: settle its outcome, then go on from what is committed."""
-        owned = sorted(self._tallies)
-        self._tallies, self._letters = {}, []
-        self._transactions.begin_epoch()
-        for partition in owned:
-            if partition in self._member.owns():
-                self._take_over(partition)
 
     def _lagging(self) -> bool:
         return bool(self._member.lag())

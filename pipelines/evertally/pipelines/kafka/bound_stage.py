@@ -119,6 +119,7 @@ class _Partition:
         assert config.bound is not None
         assert config.folder is not None
         self._partition: Final = partition
+        self._state_stop = 0
         self._member: Final = member
         self._config: Final = config
         self._bound: Final = config.bound
@@ -136,16 +137,24 @@ class _Partition:
             timeout_ms=_TRANSACTION_TIMEOUT_MS,
             max_request_bytes=config.max_request_bytes,
         )
-        self._transactions.begin_epoch()  # before anything is read: an older owner can add nothing now
-        offset, text = member.committed(partition)
-        position, state_stop = _decode_text(text, self._life, self._incarnation, offset)
-        self._state_stop = state_stop
         self._store: Final = UnitStore(config.folder, self._life, self._incarnation, partition)
-        place = TopicPartition(config.topics.unit_state, partition)
-        replay(config.broker, place, self._changes, self._store, state_stop)
-        self._collector: Final = TickCollector(context.partitions.events, position)
-        member.seek(partition, position.resume)
-        _LOG.info("bounding unit partition %d from tick %d", partition, position.through + 1)
+        try:
+            self._collector: Final = self._recover(context.partitions.events)
+        except BaseException:
+            self.close()
+            raise
+        _LOG.info("bounding unit partition %d from tick %d", partition, self._collector.through + 1)
+
+    def _recover(self, sources: int) -> TickCollector:
+        """Position, collector and unit state as of the last transaction of this partition's owners."""
+        topics = self._config.topics
+        self._transactions.begin_epoch()  # before anything is read: an older owner can add nothing now
+        offset, text = self._member.committed(self._partition)
+        position, self._state_stop = _decode_text(text, self._life, self._incarnation, offset)
+        place = TopicPartition(topics.unit_state, self._partition)
+        replay(self._config.broker, place, self._changes, self._store, self._state_stop)
+        self._member.seek(self._partition, position.resume)
+        return TickCollector(sources, position)
 
     def read(self, records: Sequence[Any]) -> None:
         """Take in records of the units topic."""

@@ -17,7 +17,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
-from evertally.errors import EvertallyError, IntegrityError, InvalidParameter, ServiceUnavailable
+from evertally.errors import EvertallyError, Fenced, IntegrityError, InvalidParameter, ServiceUnavailable
 
 __all__ = [
     "Broker",
@@ -167,6 +167,8 @@ def translated() -> Iterator[None]:
         raise IntegrityError("a partition has no committed offset, and none is ever guessed") from None
     except kafka_errors.LogTruncationError:
         raise IntegrityError("the broker lost records that were read already (log truncation)") from None
+    except kafka_errors.FencedInstanceIdError:
+        raise Fenced("another process runs under this worker's kafka.instance") from None
     except kafka_errors.AuthorizationError as error:
         raise InvalidParameter(
             "kafka", type(error).__name__, "a user with rights on topics and group"

@@ -260,7 +260,7 @@ def _worker(
     instance = kafka.text("instance", "this worker's stable name", required=False) or socket.gethostname()
     session_s = kafka.positive("session_timeout_s", "seconds", high=300) or 6.0
     commit_s = kafka.positive("commit_s", "seconds", high=60) or 1.0
-    request_bytes = kafka.integer("max_request_bytes", low=16_384, high=2**30) or 1_000_000
+    request_bytes = kafka.integer("max_request_bytes", low=500_000, high=2**30) or 1_000_000
     sources = kafka.integer("closing_sources", low=1, high=100_000)
     hmac = kafka.raw("dead_letter_hmac", "true or false", required=False) or False
     catch_up = kafka.integer("catch_up_ticks_per_s", low=1, high=10**6) or 2000

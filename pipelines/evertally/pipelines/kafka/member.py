@@ -23,6 +23,7 @@ from evertally.pipelines.kafka.broker import Broker, Membership, TopicPartition,
 __all__ = ["GroupMember", "Polled"]
 
 _METADATA_S: Final = 30.0
+_PAUSE_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -66,6 +67,8 @@ class GroupMember:
             batches = self._consumer.poll(timeout_ms=timeout_ms)
         except (kafka_errors.NoOffsetForPartitionError, kafka_errors.OffsetOutOfRangeError) as error:
             unpositioned = error  # of partitions that have just come: their owner positions them
+        except kafka_errors.RetriableError:
+            time.sleep(_PAUSE_S)  # a broker is away; whoever waits too long for records says so
         except kafka_errors.KafkaError as error:
             with translated():
                 raise error

@@ -137,14 +137,13 @@ class _Shard:
             timeout_ms=_TRANSACTION_TIMEOUT_MS,
             max_request_bytes=config.max_request_bytes,
         )
-        self._transactions.begin_epoch()
-        self._collector: Final = self._recover(sources)
-        place = TopicPartition(config.topics.releases, shard)
-        self._sink: Final = TopicSink(
-            config.broker, place, self._releaser.header, self._transactions, self._progress
-        )
-        self._releaser.publish(self._sink)
-        member.seek(shard, self._collector.position().resume)
+        try:
+            self._transactions.begin_epoch()
+            self._collector: Final = self._recover(sources)
+            self._sink: Final = self._catch_up()
+        except BaseException:
+            self._transactions.close()
+            raise
         names = {key: position for position, key in enumerate(config.spec.keys)}
         self._columns: Final = [names[key] for key in self._releaser.keys]
         self._allowance = 1.0
@@ -204,6 +203,16 @@ class _Shard:
                 "they were released"
             )
         return TickCollector(sources, LogPosition(0, begins, begins, ()))
+
+    def _catch_up(self) -> TopicSink:
+        """Publish what the ledger holds and the topic does not, then read on from the ledger's position."""
+        place = TopicPartition(self._config.topics.releases, self._shard)
+        sink = TopicSink(
+            self._config.broker, place, self._releaser.header, self._transactions, self._progress
+        )
+        self._releaser.publish(sink)
+        self._member.seek(self._shard, self._collector.position().resume)
+        return sink
 
     def _take_allowance(self) -> int:
         """Ticks that may be released now: a bucket that fills at the configured rate."""

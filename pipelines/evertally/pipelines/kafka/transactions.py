@@ -65,9 +65,10 @@ class Transactions:
         """Produce records and commit offsets, all or nothing; returns the records' offsets.
 
         Raises:
-            Fenced: another producer has this id, or another process this place in the group.
+            Fenced: another process has this member's place in the group.
             ServiceUnavailable: it failed and nothing of it is visible, or its outcome is unknown:
-                read the committed offsets before going on.
+                call `begin_epoch` and read the committed offsets before going on. A producer that was
+                fenced is among these: the broker also does that to a transaction that took too long.
         """
         for record in records:
             size = len(record.key or b"") + len(record.value or b"")
@@ -87,12 +88,17 @@ class Transactions:
         except kafka_errors.KafkaError as error:
             self._discard()
             cause = type(error).__name__
-            if isinstance(error, kafka_errors.ProducerFencedError | kafka_errors.FencedInstanceIdError):
-                raise Fenced(f"another process has taken this one's place: {cause}") from None
+            if isinstance(error, kafka_errors.FencedInstanceIdError):
+                raise Fenced("another process runs under this worker's kafka.instance") from None
             raise ServiceUnavailable(f"a Kafka transaction failed: {cause}") from None
         except BaseException:
             self._discard()
             raise
+
+    @property
+    def broken(self) -> bool:
+        """Whether the last transaction failed and its outcome is still to be settled."""
+        return self._producer is None
 
     def close(self) -> None:
         """Stop the producer; an open transaction is aborted by the next one, or by its timeout."""

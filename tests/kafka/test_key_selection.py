@@ -1,0 +1,116 @@
+"""Key selection: who is shown, when, at what charge; without a broker."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from evertally.accountants.budget.opening import open_ledger
+from evertally.accountants.budget.scopes import Scope
+from evertally.errors import BudgetExceeded, InvalidParameter
+from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
+from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.stream_spec import StreamSpec
+
+SELECTION = SelectionSpec(slots=3, threshold=200, mu=0.5, horizon=1000)
+
+
+def make_spec(unit: str = "event", mu: float | None = 0.2) -> StreamSpec:
+    return StreamSpec(
+        name="s",
+        keys=("other", *slot_names(3)),
+        start_ms=0,
+        tick_ms=1000,
+        scope=Scope("s", unit, "add-remove", 4.0, 1e-6),
+        mu=mu,
+    )
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> KeyFile:
+    return KeyFile.create(tmp_path / "key")
+
+
+def selector(key_file: KeyFile, **more: object) -> KeySelector:
+    return KeySelector(SELECTION, make_spec(), key_file, bytes(16), 1, **more)  # type: ignore[arg-type]
+
+
+def test_a_busy_key_is_shown_and_stays(key_file: KeyFile) -> None:
+    running = selector(key_file)
+    shown_at: dict[str, int] = {}
+    for t in range(1, 60):
+        _, shown = running.close_tick({"busy": 20, "quiet": t % 2})
+        shown_at |= dict.fromkeys(shown, t)
+    assert shown_at.keys() == {"busy"}
+    assert 5 <= shown_at["busy"] <= 20
+    assert running.slot("busy") == 0
+
+
+def test_a_lone_event_is_not_shown(key_file: KeyFile) -> None:
+    running = selector(key_file)
+    _, shown = running.close_tick({f"person-{number}": 1 for number in range(200)})
+    assert shown == []
+    for _ in range(20):
+        assert running.close_tick({})[1] == []
+
+
+def test_slots_run_out(key_file: KeyFile) -> None:
+    running = selector(key_file)
+    _, shown = running.close_tick({f"k{number}": 10_000 for number in range(5)})
+    assert shown == ["k0", "k1", "k2"]
+    assert running.close_tick({"k3": 10_000})[1] == []
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9, 10, 17])
+def test_restore_anywhere(key_file: KeyFile, stop: int) -> None:
+    """From the changelog alone: totals and slots; the noise is drawn again."""
+    ticks = [{"a": 9 + t % 3, "b": 15, "c": 1} if t != 5 else {"d": 400} for t in range(30)]
+    whole = selector(key_file)
+    expected = [whole.close_tick(counts)[1] for counts in ticks]
+    first = selector(key_file)
+    log: dict[str, Candidate] = {}
+    seen = []
+    for counts in ticks[:stop]:
+        changed, shown = first.close_tick(counts)
+        log |= {key: Candidate(found.total, found.slot) for key, found in changed.items()}
+        seen.append(shown)
+    second = selector(key_file, t=stop, candidates=log)
+    seen += [second.close_tick(counts)[1] for counts in ticks[stop:]]
+    assert seen == expected
+    assert any(expected)
+
+
+def test_the_selection_is_charged_once(tmp_path: Path) -> None:
+    store = open_ledger(tmp_path / "ledger")
+    spec = make_spec()
+    store.create_scope(spec.scope)
+    first = store.charge(SELECTION.charge(spec, 1))
+    again = store.charge(SELECTION.charge(spec, 1))
+    assert first.body == again.body
+    assert abs(first.main - 0.25e9) < 1e6
+    assert first.delta > 0
+    spent = store.scope_status("s")
+    with pytest.raises(BudgetExceeded):
+        store.charge(SelectionSpec(3, 200, 5.0, 1000).charge(spec, 2))
+    assert store.scope_status("s") == spent
+    store.close()
+
+
+def test_a_threshold_that_noise_reaches_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="threshold"):
+        SelectionSpec(3, 2, 0.5, 1000).charge(make_spec(), 1).line.loss(make_spec().scope)
+    with pytest.raises(InvalidParameter, match="event"):
+        SELECTION.charge(make_spec("person"), 1)
+    with pytest.raises(InvalidParameter):
+        SelectionSpec(0, 200, 0.5)
+    with pytest.raises(InvalidParameter):
+        SelectionSpec(1, 200, float("nan"))
+
+
+def test_nothing_of_it_is_pickled(key_file: KeyFile) -> None:
+    for secret in (selector(key_file), Candidate(5)):
+        with pytest.raises(TypeError):
+            pickle.dumps(secret)
+        assert "5" not in repr(secret)
