@@ -139,8 +139,9 @@ class CounterBank:
 
     def close_tick(self) -> TickRelease:
         """Close the open tick, empty or not, and release every key's noisy total."""
-        amounts, self._open = self._open, [0] * self._keys
-        return self.close_ticks([amounts])[0]
+        (release,) = self.close_ticks([self._open])
+        self._open = [0] * self._keys
+        return release
 
     def close_ticks(self, amounts: Sequence[Sequence[int]]) -> list[TickRelease]:
         """Close several ticks at once, given each tick's exact integers, one a key.

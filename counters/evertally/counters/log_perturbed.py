@@ -24,11 +24,19 @@ from evertally.counters.constant_sensitivity import (
     constant_norm_squared,
     constant_strategy_coefficients,
 )
+from evertally.counters.exponential_power import ExponentialPowerTrack
 from evertally.counters.factorization import NoiseEngine, NoiseSource
 from evertally.counters.fft_engine import FftEngine
 from evertally.counters.fft_refill import ETA, NoiseSeries
-from evertally.counters.log_perturbed_nodes import DyadicNodes, dyadic_nodes, exact_noise_power
+from evertally.counters.log_perturbed_nodes import (
+    THETA_BITS,
+    WEIGHT_BITS,
+    DyadicNodes,
+    dyadic_nodes,
+    exact_noise_power,
+)
 from evertally.counters.log_perturbed_shape import strategy_is_decreasing
+from evertally.counters.noise_power import CoefficientPowerTrack, NoisePowerTrack, noise_power_track
 from evertally.counters.participation_norm import (
     finite_pattern_norm,
     infinite_pattern_norm,
@@ -225,6 +233,18 @@ class LogPerturbed:
         if self.memory == "constant":
             return constant_norm_squared(self._nodes)
         return strategy_norm_squared(-self._gamma, self._delta)
+
+
+@noise_power_track.register
+def _(factorization: LogPerturbed) -> NoisePowerTrack:
+    if factorization.memory == "fft":
+        return CoefficientPowerTrack(factorization)
+    nodes = factorization._nodes
+
+    def decay(powers: list[int]) -> list[int]:
+        return [p * theta >> THETA_BITS for p, theta in zip(powers, nodes.thetas, strict=True)]
+
+    return ExponentialPowerTrack(nodes.weights, WEIGHT_BITS, decay)
 
 
 @lru_cache(maxsize=256)

@@ -20,11 +20,11 @@ import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
+from evertally.counters.exponential_power import ExponentialPowerTrack
 from evertally.counters.factorization import NoiseEngine, NoiseSource
 from evertally.counters.noise_power import NoisePowerTrack, noise_power_track
 from evertally.counters.presets import PRESETS
 from evertally.counters.rational_engine import FRACTION_BITS, rational_engine
-from evertally.counters.rational_power import RationalPowerTrack
 from evertally.counters.rational_roots import Decay, decay_modes
 from evertally.errors import InvalidParameter
 from evertally.validation import integer, positive_integer
@@ -236,7 +236,13 @@ class Rational:
 
 @noise_power_track.register
 def _(factorization: Rational) -> NoisePowerTrack:
-    return RationalPowerTrack(factorization.exponents, factorization.weights, factorization.weight_bits)
+    exponents = factorization.exponents
+
+    def decay(powers: list[int]) -> list[int]:
+        decayed = [p - (p >> k) for p, k in zip(powers, exponents, strict=False)]
+        return [*decayed, powers[-1]]
+
+    return ExponentialPowerTrack(factorization.weights[:-1], factorization.weight_bits, decay)
 
 
 def _geometric_power(amplitudes: list[float], rates: list[float], t: int) -> float:
