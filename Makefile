@@ -17,13 +17,13 @@ $(UV): bootstrap.lock
 
 .venv/.ready: requirements.lock pyproject.toml $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv
-	VIRTUAL_ENV=.venv $(UV) pip sync --quiet --require-hashes requirements.lock
+	VIRTUAL_ENV=.venv $(UV) pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 	VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .venv-dev/.ready: requirements-dev.lock pyproject.toml $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv-dev
-	VIRTUAL_ENV=.venv-dev $(UV) pip sync --quiet --require-hashes requirements-dev.lock
+	VIRTUAL_ENV=.venv-dev $(UV) pip sync --quiet --compile-bytecode --require-hashes requirements-dev.lock
 	VIRTUAL_ENV=.venv-dev $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -56,4 +56,4 @@ lock: $(UV) ## resolve the locks again
 	$(UV) pip compile pyproject.toml requirements-build.in --extra dev --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-dev.lock --python-version 3.11
 
 clean: ## remove what the targets made
-	rm -rf .venv .venv-dev .uv .mypy_cache .ruff_cache .pytest_cache evertally-demo
+	rm -rf .venv .venv-dev .uv .mypy_cache .ruff_cache .pytest_cache
