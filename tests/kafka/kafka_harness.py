@@ -34,6 +34,7 @@ from evertally.counters.keys import KeyedNoise
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.topics import create_topics
+from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
 
 KEYS = ("alpha", "beta", "gamma", "delta")
@@ -146,6 +147,7 @@ commit_s = 0.2
             by_unit=declared.bound is not None,
             max_request_bytes=declared.max_request_bytes,
             replication=self.replication,
+            select=declared.select is not None,
         )
 
     def cli(self, *words: str, instance: str = "w1", check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -362,6 +364,34 @@ class WorkerProcess:
         """SIGTERM, and the exit code."""
         self.process.terminate()
         return self.process.wait(timeout_s)
+
+
+class InThread:
+    """A worker on a thread of the test; what stopped it is in `error`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> InThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.stop()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+
+    def wait_ready(self) -> None:
+        wait_until("the worker is ready", lambda: self.error or all(self.worker.ready().values()), 90)
+        assert self.error is None, self.error
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:
+            self.error = error
 
 
 def evertally() -> list[str]:

@@ -1,16 +1,21 @@
-"""Key selection: who is shown, when, at what charge; without a broker."""
+"""Key selection: who is shown, when, at what charge; and a worker that selects."""
 
 from __future__ import annotations
 
+import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
+from kafka_harness import InThread, KafkaStream, wait_until
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import BudgetExceeded, InvalidParameter
+from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
+from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.stream_spec import StreamSpec
 
@@ -114,3 +119,49 @@ def test_nothing_of_it_is_pickled(key_file: KeyFile) -> None:
         with pytest.raises(TypeError):
             pickle.dumps(secret)
         assert "5" not in repr(secret)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) -> None:
+    stream = KafkaStream(
+        servers,
+        tmp_path,
+        keys=("alpha", "other"),
+        stream_extra='other = "other"',
+        epsilon=0.5,
+        extra=(
+            '[budget]\nscope = "all"\nepsilon_cap = 4.0\ndelta_cap = 1e-6\n'
+            "[select]\nslots = 2\nthreshold = 300\nmu = 0.4\nhorizon = 10000"
+        ),
+    )
+    stream.make_topics()
+    first = [{"k": "alpha"}] * 10 + [{"k": "busy"}] * 2000 + [{"k": f"person-{n}"} for n in range(50)]
+    with InThread(Worker(load_worker_config(stream.config()), start_from="earliest")) as running:
+        running.wait_ready()
+        stream.send(first)
+        wait_until("a key is shown", lambda: stream.raw("keys"))
+        time.sleep(2)  # until every aggregator has read it
+        stream.send([{"k": "busy"}] * 30)
+        time.sleep(2)
+    assert running.error is None
+    with InThread(Worker(load_worker_config(stream.config()))) as again:  # recovers from the changelog
+        again.wait_ready()
+        stream.send([{"k": "busy"}] * 12)
+        time.sleep(3)
+    assert again.error is None
+    shown = [json.loads(record.value) for record in stream.raw("keys")]
+    assert [(record["key"], record["slot"]) for record in shown] == [("busy", "slot-00000")]
+    stream.keys = ("alpha", "other", "slot-00000", "slot-00001")
+    totals = stream.totals()
+    assert totals["slot-00000"] == 42, "a slot counts from when its key is known, from 0"
+    assert totals["slot-00001"] == 0
+    assert totals["alpha"] == 10
+    assert totals["other"] == 2050
+    raw = b"".join(
+        (record.key or b"") + (record.value or b"")
+        for suffix in ("keys", "candidates", "candidate-state", "closed", "releases", "dead-letters")
+        for record in stream.raw(suffix, "read_uncommitted")
+    )
+    assert b"person-" not in raw
+    stream.judge()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
-from kafka_harness import KEYS, QUIET, KafkaStream, wait_until
+from kafka_harness import KEYS, QUIET, InThread, KafkaStream, wait_until
 
 from evertally.errors import IntegrityError
 from evertally.pipelines.kafka.config import load_worker_config
@@ -54,13 +54,11 @@ def test_closings_of_another_engine_are_released_once(servers: str, tmp_path: Pa
     stream = KafkaStream(servers, tmp_path, kafka_extra="closing_sources = 2")
     stream.make_topics()
     worker = Worker(load_worker_config(stream.config()), release_only=True)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
     engine = Engine(stream, sealer_of(stream))
-    try:
+    with InThread(worker) as running:
         engine.write((0, 1, True, {0: 5, 1: 2}), (1, 1, False, {0: 1}))
         engine.write((0, 2, True, {3: 9}))
-        wait_until("the releaser has read", lambda: all(worker.ready().values()))
+        running.wait_ready()
         time.sleep(1)
         assert stream.releases() == [], "source 1 has not ended tick 1"
         engine.write((1, 2, True, {0: 4}))
@@ -68,11 +66,8 @@ def test_closings_of_another_engine_are_released_once(servers: str, tmp_path: Pa
         assert stream.exact()["alpha"] == [6, 10]
         engine._sequence[1] -= 1  # the engine repeats itself, as after a wrong restore
         engine.write((1, 3, True, {0: 4}), (0, 3, True, {}))
-        thread.join(30)
-        assert not thread.is_alive(), "a repeated piece must stop the releaser"
-    finally:
-        worker.stop()
-        thread.join(60)
+        wait_until("a repeated piece stops the releaser", lambda: running.error, 30)
+        assert isinstance(running.error, IntegrityError)
     assert stream.judge() == 2
 
 
@@ -117,25 +112,23 @@ def test_two_workers_over_a_postgresql_ledger(servers: str, tmp_path: Path, post
     )
     from evertally.pipelines.kafka.topics import create_topics
 
-    workers = []
-    for instance in ("w1", "w2"):
-        path.write_text(text.replace('instance = "w1"', f'instance = "{instance}"'))
-        declared = load_worker_config(path)
-        if instance == "w1":
-            create_topics(declared.broker, declared.topics, shards=2, by_unit=False, max_request_bytes=10**6)
-        workers.append(Worker(declared, start_from="earliest" if instance == "w1" else None))
-    threads = [threading.Thread(target=worker.run) for worker in workers]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until("both are ready", lambda: all(all(worker.ready().values()) for worker in workers), 90)
+    running = []
+    with contextlib.ExitStack() as stack:
+        for instance in ("w1", "w2"):
+            path.write_text(text.replace('instance = "w1"', f'instance = "{instance}"'))
+            declared = load_worker_config(path)
+            first = instance == "w1"
+            if first:
+                create_topics(
+                    declared.broker, declared.topics, shards=2, by_unit=False, max_request_bytes=10**6
+                )
+            worker = Worker(declared, start_from="earliest" if first else None)
+            running.append(stack.enter_context(InThread(worker)))
+        for worker_thread in running:
+            worker_thread.wait_ready()
         stream.send({"k": key} for key in KEYS * 25)
         time.sleep(4)
-    finally:
-        for worker in workers:
-            worker.stop()
-        for thread in threads:
-            thread.join(60)
+    assert [worker_thread.error for worker_thread in running] == [None, None]
     values = [(release["key"], release["t"]) for release in stream.releases()]
     assert len(values) == len(set(values)) > 8
     assert {key for key, _ in values} == set(KEYS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient
-from kafka_harness import KEYS, KafkaStream, wait_until
+from kafka_harness import KEYS, InThread, KafkaStream, wait_until
 
 from evertally.errors import InvalidParameter, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker
@@ -116,10 +115,8 @@ class SteppedClock:
 def test_a_clock_that_was_set_stops_closing_until_confirmed(stream: KafkaStream) -> None:
     clock = SteppedClock()
     worker = Worker(load_worker_config(stream.config()), start_from="earliest", make_clock=lambda: clock)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        wait_until("ready", lambda: all(worker.ready().values()))
+    with InThread(worker) as running:
+        running.wait_ready()
         wait_until("a release", lambda: len(stream.releases()) > 0)
         clock.step_ms = 61_000
         wait_until("the clock is distrusted", lambda: not worker.ready()["clock"])
@@ -131,9 +128,7 @@ def test_a_clock_that_was_set_stops_closing_until_confirmed(stream: KafkaStream)
         worker._confirm_clock()
         wait_until("releases go on", lambda: len(stream.releases()) > before)
         assert all(worker.ready().values())
-    finally:
-        worker.stop()
-        thread.join(60)
+    assert running.error is None
     stream.judge()
 
 
@@ -232,9 +227,7 @@ def make_certificates(folder: Path) -> None:
     (folder / "other-ca.pem").write_bytes(other.public_bytes(pem))
 
 
-def test_tls_and_scram(
-    secure: tuple[LocalCluster, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_and_scram(secure: tuple[LocalCluster, Path], tmp_path: Path) -> None:
     cluster, folder = secure
     good = Broker(
         cluster.bootstrap_servers,
@@ -279,16 +272,10 @@ username = "worker"
     from evertally.pipelines.kafka.topics import create_topics
 
     create_topics(declared.broker, declared.topics, shards=1, by_unit=False, max_request_bytes=1_000_000)
-    worker = Worker(declared, start_from="earliest")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        wait_until("ready over TLS", lambda: all(worker.ready().values()))
+    with InThread(Worker(declared, start_from="earliest")) as running:
+        running.wait_ready()
         time.sleep(2)
-    finally:
-        worker.stop()
-        thread.join(60)
-    assert not thread.is_alive()
+    assert running.error is None
 
 
 @pytest.mark.parametrize(

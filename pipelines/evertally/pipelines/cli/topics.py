@@ -43,6 +43,7 @@ def create(
         shards=declared.spec.shards,
         by_unit=declared.bound is not None,
         max_request_bytes=declared.max_request_bytes,
+        select=declared.select is not None,
         replication=replication,
     )
     emit(
@@ -65,6 +66,7 @@ def check(config: Config, as_json: AsJson = False, log_format: Logs = LogFormat.
         shards=declared.spec.shards,
         by_unit=declared.bound is not None,
         max_request_bytes=declared.max_request_bytes,
+        select=declared.select is not None,
     )
     emit(
         {"ok": True, "input_partitions": found.events},

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from evertally.errors import ServiceUnavailable
-from evertally.pipelines.kafka.aggregation import Accumulator, OpenTick, PartitionTally, ShardSums
+from evertally.pipelines.dead_letters import Reason
+from evertally.pipelines.kafka.aggregation import (
+    Accumulator,
+    OpenTick,
+    PartitionTally,
+    ShardSums,
+    TickRule,
+)
 from evertally.pipelines.kafka.broker import TopicPartition
+from evertally.pipelines.kafka.candidates import Bindings, CandidateCounts
 from evertally.pipelines.kafka.clock_guard import ClockGuard
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
@@ -46,8 +54,15 @@ class AggregateStage:
         self._target: Final = config.topics.closed if config.bound is None else config.topics.units
         self._sealer: Final = context.sealer(self._target)
         self._life: Final = context.life
-        number_unit = unit_numbers(context.secret("unit"))
-        self._reader: Final = EventReader(config.spec, config.source, config.rule, config.other, number_unit)
+        self._number_unit: Final = unit_numbers(context.secret("unit"))
+        self._bindings: Final = (
+            None
+            if config.select is None
+            else Bindings(config.broker, config.topics.keys, config.spec.name, context.opened.incarnation)
+        )
+        self._reader = self._make_reader()
+        self._candidate_sealer: Final = context.sealer(config.topics.candidates)
+        self._candidates: dict[int, _CandidateTally] = {}
         self._letter_key: Final = context.secret("dead-letter") if config.dead_letter_hmac else None
         self._rows_max: Final = (
             _ROWS_MAX
@@ -77,6 +92,7 @@ class AggregateStage:
         polled = self._member.poll(self._poll_ms())
         for partition in polled.gone:
             self._tallies.pop(partition, None)
+            self._candidates.pop(partition, None)
             self._unsettled.discard(partition)
         if polled.gone:
             self._forget_letters(polled.gone)
@@ -101,6 +117,8 @@ class AggregateStage:
         self._commit(self._closed_through(self._clock.now_ms()))
         self._transactions.close()
         self._member.leave()
+        if self._bindings is not None:
+            self._bindings.close()
 
     def _accumulators(self) -> Callable[[], Accumulator]:
         if self._config.bound is None:
@@ -135,6 +153,8 @@ class AggregateStage:
         self._tallies[partition] = PartitionTally(
             partition, offset, open_tick, self._config.rule, self._accumulator()
         )
+        if self._bindings is not None:
+            self._candidates[partition] = _CandidateTally(partition, offset, open_tick, self._config.rule)
         _LOG.info("counting partition %d from tick %d", partition, open_tick)
 
     def _read(self, partition: int, records: Sequence[Any], now_ms: int) -> None:
@@ -146,6 +166,10 @@ class AggregateStage:
             return
         events, refusals = self._reader.read(partition, records, now_ms)
         tally.add(events, records[-1].offset + 1)
+        if self._bindings is not None:
+            # an undeclared key is no dead letter here: it may be selected one day
+            self._candidates[partition].count(self._reader.candidates(records, refusals), tally.position)
+            refusals = [refusal for refusal in refusals if refusal[2] is not Reason.KEY_UNDECLARED]
         if refusals:
             payloads = {} if self._letter_key is None else {r.offset: r.value for r in records}
             for refusal in refusals:
@@ -181,6 +205,8 @@ class AggregateStage:
         for partition, tally in touched.items():
             for destination, piece in tally.cut(self._life, incarnation, closed):
                 records.append(Outgoing(self._target, destination, *self._sealer.seal(piece, destination)))
+            if self._bindings is not None:
+                records += self._cut_candidates(partition, closed)
             text = OpenTick(self._life, incarnation, max(tally.open_tick, closed + 1)).encode()
             offsets[TopicPartition(self._topic, partition)] = OffsetText(tally.position, text)
         try:
@@ -188,12 +214,39 @@ class AggregateStage:
         except ServiceUnavailable as error:
             _LOG.warning("a commit failed, reading again from the last one: %s", error)
             self._unsettled |= self._tallies.keys()
-            self._tallies, self._letters = {}, []
+            self._tallies, self._candidates, self._letters = {}, {}, []
             return
-        for tally in touched.values():
+        for partition, tally in touched.items():
             tally.committed(closed)
+            if self._bindings is not None:
+                self._candidates[partition].tally.committed(closed)
+        if self._bindings is not None and self._bindings.refresh():
+            self._reader = self._make_reader()
         self._letters = []
         self._committed_at = time.monotonic()
 
+    def _cut_candidates(self, partition: int, closed: int) -> list[Outgoing]:
+        pieces = self._candidates[partition].tally.cut(self._life, self._context.opened.incarnation, closed)
+        topic = self._config.topics.candidates
+        return [Outgoing(topic, 0, *self._candidate_sealer.seal(piece, 0)) for _, piece in pieces]
+
+    def _make_reader(self) -> EventReader:
+        config = self._config
+        names = None if self._bindings is None else self._bindings.names(config.spec.keys)
+        return EventReader(config.spec, config.source, config.rule, config.other, self._number_unit, names)
+
     def _lagging(self) -> bool:
         return bool(self._member.lag())
+
+
+class _CandidateTally:
+    """Undeclared keys of one input partition; they count in the tick that is open when they are read."""
+
+    def __init__(self, partition: int, position: int, open_tick: int, rule: TickRule) -> None:
+        self._counts: Final = CandidateCounts()
+        self.tally: Final = PartitionTally(partition, position, open_tick, rule, self._counts)
+
+    def count(self, keys: Mapping[str, int], stop: int) -> None:
+        """Count keys of records up to offset `stop`."""
+        self._counts.count(self.tally.open_tick, keys)
+        self.tally.position = stop

@@ -29,7 +29,7 @@ from evertally.pipelines.kafka.unit_bound import Contributed, bound_tick
 from evertally.pipelines.kafka.unit_events import decode_events
 from evertally.pipelines.kafka.unit_state import ChangelogSealer, UnitStore, replay
 
-__all__ = ["BoundStage"]
+__all__ = ["BoundStage", "decode_position_text", "encode_position_text"]
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
@@ -150,7 +150,7 @@ class _Partition:
         topics = self._config.topics
         self._transactions.begin_epoch()  # before anything is read: an older owner can add nothing now
         offset, text = self._member.committed(self._partition)
-        position, self._state_stop = _decode_text(text, self._life, self._incarnation, offset)
+        position, self._state_stop = decode_position_text(text, self._life, self._incarnation, offset)
         place = TopicPartition(topics.unit_state, self._partition)
         replay(self._config.broker, place, self._changes, self._store, self._state_stop)
         self._member.seek(self._partition, position.resume)
@@ -216,7 +216,7 @@ class _Partition:
         for unit, state in changes.items():
             records.append(Outgoing(topics.unit_state, self._partition, *self._changes.seal(unit, state)))
         position = self._collector.position()
-        text = _encode_text(self._life, self._incarnation, position, self._state_stop)
+        text = encode_position_text(self._life, self._incarnation, position, self._state_stop)
         tp = TopicPartition(topics.units, self._partition)
         sent = self._transactions.run(
             records, {tp: OffsetText(position.resume, text)}, self._member.identity()
@@ -233,12 +233,13 @@ class _Partition:
         raise TypeError("a partition holds events and is not pickled")
 
 
-def _encode_text(life: str, incarnation: int, position: LogPosition, state_stop: int) -> str:
+def encode_position_text(life: str, incarnation: int, position: LogPosition, state_stop: int) -> str:
+    """The text that travels with a committed offset: open tick, end of the changelog, log position."""
     packed = base64.urlsafe_b64encode(position.encode()).decode()
     return f"{OpenTick(life, incarnation, position.through + 1).encode()} {state_stop} {packed}"
 
 
-def _decode_text(text: str, life: str, incarnation: int, offset: int) -> tuple[LogPosition, int]:
+def decode_position_text(text: str, life: str, incarnation: int, offset: int) -> tuple[LogPosition, int]:
     """Position and end of the changelog; from the committed offset where the incarnation is new."""
     words = text.split(" ")
     open_tick = OpenTick.decode(" ".join(words[:4])).within(life, incarnation)

@@ -23,6 +23,7 @@ from evertally.pipelines.config_parts import EVENT, Loss, read_bound, read_keys,
 from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistakes
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.broker import SASL_MECHANISMS, SECURITY_PROTOCOLS, Broker, Membership
+from evertally.pipelines.kafka.key_selection import SelectionSpec, slot_names
 from evertally.pipelines.kafka.source_config import EventFormat, read_format
 from evertally.pipelines.kafka.topics import TopicNames
 from evertally.pipelines.stream_spec import StreamSpec
@@ -30,7 +31,7 @@ from evertally.pipelines.ticks import parse_ms
 
 __all__ = ["WorkerConfig", "load_worker_config"]
 
-_TABLES: Final = ("stream", "source", "privacy", "budget", "state", "kafka", "health")
+_TABLES: Final = ("stream", "source", "select", "privacy", "budget", "state", "kafka", "health")
 _FROM_ENVIRONMENT: Final = ("kafka", "state")
 _TEXT_KEYS: Final = frozenset(
     {
@@ -63,6 +64,7 @@ class WorkerConfig:
         source: form of the events.
         other: the declared key that takes undeclared ones, None to refuse those.
         bound: bounds on a unit's contributions, None at event level.
+        select: how undeclared keys are selected for slots, None where they are not.
         broker: how to reach the cluster.
         topics: names of the stream's topics.
         instance: this worker's stable name; no two running workers may share one.
@@ -85,6 +87,7 @@ class WorkerConfig:
     source: EventFormat
     other: str | None
     bound: UnitBound | None
+    select: SelectionSpec | None
     broker: Broker
     topics: TopicNames
     instance: str
@@ -150,6 +153,9 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
     stream, privacy = tables["stream"], tables["privacy"]
     name = stream.text("name", "a name for the stream")
     keys, other = read_keys(stream, mistakes)
+    select = _read_select(tables["select"], mistakes)
+    if keys is not None and select is not None:
+        keys += slot_names(select.slots)
     rule = _read_rule(stream, mistakes)
     shards = stream.integer("shards", low=1, high=1024) or 1
     unit = privacy.text("unit", "event, or what a unit is, for example person", required=False) or EVENT
@@ -169,7 +175,21 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
     if not mistakes.found and name and keys and rule and loss and source:
         parts = (name, keys, rule, loss, source, shards, mechanism, clip, lower, horizon, bound)
         spec = _spec(*parts, mistakes)
-    return _worker(tables, folder, spec, rule, source, other, bound, mistakes)
+    if spec is not None and select is not None:
+        mistakes.attempt(lambda: select.charge(spec, 1).line.loss(spec.scope), "select.")
+    return _worker(tables, folder, spec, rule, source, other, bound, select, mistakes)
+
+
+def _read_select(table: ConfigTable, mistakes: Mistakes) -> SelectionSpec | None:
+    if not any(table.has(key) for key in ("slots", "threshold", "mu", "horizon")):
+        return None
+    slots = table.integer("slots", low=1, high=100_000, required=True, expected="how many keys may be shown")
+    threshold = table.integer("threshold", low=1, required=True, expected="the smallest noisy count to show")
+    mu = table.positive("mu", "the selection's part of the budget, a number > 0", high=1000, required=True)
+    horizon = table.integer("horizon", low=1, high=2**40) or 2**20
+    if slots is None or threshold is None or mu is None:
+        return None
+    return mistakes.attempt(lambda: SelectionSpec(slots, threshold, mu, horizon))
 
 
 def _read_rule(stream: ConfigTable, mistakes: Mistakes) -> TickRule | None:
@@ -251,6 +271,7 @@ def _worker(
     source: EventFormat | None,
     other: str | None,
     bound: UnitBound | None,
+    select: SelectionSpec | None,
     mistakes: Mistakes,
 ) -> WorkerConfig | None:
     kafka, state, health = tables["kafka"], tables["state"], tables["health"]
@@ -285,6 +306,7 @@ def _worker(
         source=source,
         other=other,
         bound=bound,
+        select=select,
         broker=broker,
         topics=names,
         instance=instance,

@@ -66,6 +66,8 @@ class StreamContext:
                     f"the parameters of incarnation {opened.incarnation}; a change needs a new incarnation "
                     "and is a new charge",
                 )
+            if config.select is not None:  # a later start repeats the request and pays nothing
+                store.charge(config.select.charge(config.spec, opened.incarnation))
             return cls(config, store, KeyFile.open_or_create(config.key_file), opened, partitions)
         except BaseException:
             store.close()

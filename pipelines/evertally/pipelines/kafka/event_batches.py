@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from evertally.pipelines.ticks import TickGrid
 
 __all__ = ["EventReader", "dead_letter"]
 
+_KEY_MAX: Final = 256
 Decoder = Callable[[Sequence[bytes | None]], list[dict[str, Any] | Reason]]
 
 
@@ -32,6 +34,7 @@ class EventReader:
         rule: how events find their tick.
         other: the declared key that takes undeclared ones.
         number_unit: number of a privacy unit, in [0, 2^62).
+        names: what each declared position is called in events, where slots stand for selected keys.
     """
 
     def __init__(
@@ -41,11 +44,14 @@ class EventReader:
         rule: TickRule,
         other: str | None,
         number_unit: Callable[[str], int],
+        names: Sequence[str] | None = None,
     ) -> None:
         grid = TickGrid(rule.start_ms, rule.tick_ms, spec.grid.slack_horizon)
         self._source: Final = source
         self._rule: Final = rule
-        self._parser: Final = EventParser(grid, spec.keys, other, source.timezone, source.rule, number_unit)
+        keys = spec.keys if names is None else tuple(names)
+        self._known: Final = frozenset(keys)
+        self._parser: Final = EventParser(grid, keys, other, source.timezone, source.rule, number_unit)
         self._decode: Final[Decoder] = decode_json if source.format == "json" else AvroDecoder(source.schemas)
 
     def read(self, partition: int, records: Sequence[Any], now_ms: int) -> tuple[EventColumns, list[Refusal]]:
@@ -81,6 +87,18 @@ class EventReader:
         if self._rule.skew_ms is not None:
             return self._refuse_future(events, refusals, partition, offsets, now_ms + self._rule.skew_ms)
         return events, refusals
+
+    def candidates(self, records: Sequence[Any], refusals: Sequence[Refusal]) -> Counter[str]:
+        """Undeclared keys of the records that are events in every other respect, and how often each comes."""
+        refused = {offset for _, offset, reason in refusals if reason is not Reason.KEY_UNDECLARED}
+        found: Counter[str] = Counter()
+        for record, item in zip(records, self._decode([record.value for record in records]), strict=True):
+            if isinstance(item, Reason) or record.offset in refused:
+                continue
+            key = texts([item.get(self._source.key)])[0]
+            if isinstance(key, str) and 0 < len(key) <= _KEY_MAX and key not in self._known:
+                found[key] += 1
+        return found
 
     def _refuse_future(
         self,

@@ -58,6 +58,21 @@ class TopicNames:
         return f"{self.prefix}.releases"
 
     @property
+    def candidates(self) -> str:
+        """Sealed counts of undeclared keys, where keys are selected."""
+        return f"{self.prefix}.candidates"
+
+    @property
+    def candidate_state(self) -> str:
+        """Sealed changelog of the candidates."""
+        return f"{self.prefix}.candidate-state"
+
+    @property
+    def keys(self) -> str:
+        """Public: which selected key each slot stands for."""
+        return f"{self.prefix}.keys"
+
+    @property
     def dead_letters(self) -> str:
         """Operators' plane: where events that cannot be counted stood."""
         return f"{self.prefix}.dead-letters"
@@ -81,7 +96,7 @@ class TopicPlan:
 
 
 def plan_topics(
-    names: TopicNames, *, shards: int, units: int | None, max_request_bytes: int
+    names: TopicNames, *, shards: int, units: int | None, max_request_bytes: int, select: bool = False
 ) -> tuple[TopicPlan, ...]:
     """The topics a stream needs; `units` is the number of unit partitions, None at event level."""
     size = {"max.message.bytes": str(max_request_bytes)}
@@ -91,6 +106,12 @@ def plan_topics(
         TopicPlan(names.releases, shards, {**size, "cleanup.policy": "delete", "retention.ms": _FOR_EVER}),
         TopicPlan(names.dead_letters, 1, short),
     ]
+    if select:
+        plans += [
+            TopicPlan(names.candidates, 1, short),
+            TopicPlan(names.candidate_state, 1, {**size, "cleanup.policy": "compact"}),
+            TopicPlan(names.keys, 1, {**size, "cleanup.policy": "delete", "retention.ms": _FOR_EVER}),
+        ]
     if units is not None:
         state = {**size, "cleanup.policy": "compact"}
         plans += [TopicPlan(names.units, units, short), TopicPlan(names.unit_state, units, state)]
@@ -105,6 +126,7 @@ def create_topics(
     by_unit: bool,
     max_request_bytes: int,
     replication: int | None = None,
+    select: bool = False,
 ) -> list[str]:
     """Create what is missing of the stream's own topics; returns the names created. Idempotent.
 
@@ -117,7 +139,9 @@ def create_topics(
             if names.events not in found:
                 raise InvalidParameter("kafka.topic", names.events, "an existing topic")
             units = found[names.events] if by_unit else None
-            plans = plan_topics(names, shards=shards, units=units, max_request_bytes=max_request_bytes)
+            plans = plan_topics(
+                names, shards=shards, units=units, max_request_bytes=max_request_bytes, select=select
+            )
             existing = _partitions(admin, [plan.name for plan in plans])
             created = []
             for plan in plans:
@@ -139,7 +163,13 @@ def create_topics(
 
 
 def check_topics(
-    broker: Broker, names: TopicNames, *, shards: int, by_unit: bool, max_request_bytes: int
+    broker: Broker,
+    names: TopicNames,
+    *,
+    shards: int,
+    by_unit: bool,
+    max_request_bytes: int,
+    select: bool = False,
 ) -> Partitions:
     """Check every topic of a stream; returns the numbers of partitions.
 
@@ -152,13 +182,17 @@ def check_topics(
             names_all = [names.events, names.closed, names.releases, names.dead_letters]
             if by_unit:
                 names_all += [names.units, names.unit_state]
+            if select:
+                names_all += [names.candidates, names.candidate_state, names.keys]
             found = _partitions(admin, names_all)
             for name in names_all:
                 if name not in found:
                     hint = "" if name == names.events else "; `evertally topics create` makes it"
                     raise InvalidParameter("kafka", f"no topic {name}", f"an existing topic{hint}")
             units = found[names.units] if by_unit else None
-            plans = plan_topics(names, shards=shards, units=units, max_request_bytes=max_request_bytes)
+            plans = plan_topics(
+                names, shards=shards, units=units, max_request_bytes=max_request_bytes, select=select
+            )
             for plan in plans:
                 if found[plan.name] != plan.partitions:
                     raise InvalidParameter(

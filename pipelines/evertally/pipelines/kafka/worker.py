@@ -26,6 +26,7 @@ from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.health import HealthServer
 from evertally.pipelines.kafka.release_stage import ReleaseStage
+from evertally.pipelines.kafka.select_stage import SelectStage
 from evertally.pipelines.kafka.stage import StageThread
 from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
@@ -113,6 +114,9 @@ class Worker:
         stages: list[StageThread] = []
         if not release_only:
             stages.append(StageThread(lambda: AggregateStage(context, clock), "aggregate", self._wake.set))
+            selection = self._config.select
+            if selection is not None:
+                stages.append(StageThread(lambda: SelectStage(context, selection), "select", self._wake.set))
             if self._config.bound is not None:
                 stages.append(StageThread(lambda: BoundStage(context), "bound", self._wake.set))
         stages.append(StageThread(lambda: ReleaseStage(context), "release", self._wake.set))
@@ -176,6 +180,7 @@ def _open(config: WorkerConfig, start_from: str | None, *, release_only: bool) -
         shards=config.spec.shards,
         by_unit=config.bound is not None,
         max_request_bytes=config.max_request_bytes,
+        select=config.select is not None,
     )
     closings = _has_records(config, topics.closed, config.spec.shards)
     begun = closings or _has_records(config, topics.releases, config.spec.shards)
@@ -194,20 +199,29 @@ def _open(config: WorkerConfig, start_from: str | None, *, release_only: bool) -
                 begun=begun,
             )
             if config.bound is not None:
-                settle_first_offsets(
-                    config.broker,
-                    config.membership("bound").group,
-                    topics.units,
-                    partitions.units,
-                    None,
-                    OpenTick(context.life, context.opened.incarnation, 1),
-                    begun=_has_records(config, topics.units, partitions.units),
-                    own=True,
-                )
+                _settle_own(config, context, "bound", topics.units, partitions.units)
+            if config.select is not None:
+                _settle_own(config, context, "select", topics.candidates, 1)
         except BaseException:
             context.store.close()
             raise
     return context
+
+
+def _settle_own(
+    config: WorkerConfig, context: StreamContext, stage: str, topic: str, partitions: int
+) -> None:
+    """A stage in the middle begins where its topic begins, and only while that is empty."""
+    settle_first_offsets(
+        config.broker,
+        config.membership(stage).group,
+        topic,
+        partitions,
+        None,
+        OpenTick(context.life, context.opened.incarnation, 1),
+        begun=_has_records(config, topic, partitions),
+        own=True,
+    )
 
 
 def _has_records(config: WorkerConfig, topic: str, partitions: int) -> bool:

@@ -1,0 +1,110 @@
+"""Undeclared keys on their way to the selector, and the public record of a key that was selected."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from evertally.errors import IntegrityError
+from evertally.pipelines.events import EventColumns
+from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
+
+__all__ = ["KEY_SCHEMA", "Bindings", "CandidateCounts", "decode_counts", "key_record"]
+
+KEY_SCHEMA: Final = "evertally.key/1"
+
+
+class CandidateCounts:
+    """Counts of undeclared keys by tick; an `Accumulator` with one destination. Sensitive."""
+
+    destinations: Final = 1
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Counter[str]] = {}
+
+    def count(self, t: int, keys: Mapping[str, int]) -> None:
+        """Count keys at tick t."""
+        if keys:
+            self._counts.setdefault(t, Counter()).update(keys)
+
+    def add(self, t: int, events: EventColumns) -> None:
+        """Declared keys are not counted here."""
+
+    def ticks(self) -> set[int]:
+        """See `Accumulator`."""
+        return set(self._counts)
+
+    def take(self, t: int, destination: int) -> bytes:  # noqa: ARG002 - there is one destination
+        """See `Accumulator`."""
+        return json.dumps(self._counts.get(t, {}), ensure_ascii=True).encode()
+
+    def clear(self) -> None:
+        """See `Accumulator`."""
+        self._counts = {}
+
+    def __repr__(self) -> str:
+        return "CandidateCounts(<redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("exact counts are not pickled")
+
+
+def decode_counts(body: bytes) -> dict[str, int]:
+    """Counts by key. Raises IntegrityError for other bytes."""
+    try:
+        counts: dict[str, int] = json.loads(body)
+        return counts
+    except ValueError:
+        raise IntegrityError("counts of keys on a topic of the stream are cut short") from None
+
+
+def key_record(stream: str, incarnation: int, key: str, slot: str, t: int) -> bytes:
+    """The public record: from now on `slot` counts `key`."""
+    fields = {
+        "schema": KEY_SCHEMA,
+        "stream": stream,
+        "incarnation": incarnation,
+        "key": key,
+        "slot": slot,
+        "shown_at": t,
+    }
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class Bindings:
+    """The keys topic as a map from slot to key, read on as it grows."""
+
+    def __init__(self, broker: Broker, topic: str, stream: str, incarnation: int) -> None:
+        self._place: Final = TopicPartition(topic, 0)
+        self._stream: Final = (stream, incarnation)
+        self._reader: Final = broker.reader()
+        self.slots: dict[str, str] = {}
+        with translated():
+            self._reader.assign([self._place])
+            self._reader.seek(self._place, self._reader.beginning_offsets([self._place])[self._place])
+            end = self._reader.end_offsets([self._place])[self._place]
+            while self._reader.position(self._place) < end:
+                self._take(self._reader.poll(timeout_ms=500))
+
+    def refresh(self) -> bool:
+        """Read what is new; whether there is anything."""
+        with translated():
+            return self._take(self._reader.poll(timeout_ms=0))
+
+    def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """What each declared position is called in events; a free slot has a name no event can have."""
+        return tuple(self.slots.get(key, f"\x00{key}" if key.startswith("slot-") else key) for key in keys)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.close(autocommit=False)
+
+    def _take(self, batches: Mapping[TopicPartition, Any]) -> bool:
+        before = len(self.slots)
+        for record in batches.get(self._place, []):
+            fields = json.loads(record.value)
+            if (fields["stream"], fields["incarnation"]) == self._stream:
+                self.slots[fields["slot"]] = fields["key"]
+        return len(self.slots) > before
