@@ -33,6 +33,7 @@ from evertally.counters.bank import CounterBank
 from evertally.counters.keys import KeyedNoise
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.key_selection import slot_names
 from evertally.pipelines.kafka.topics import create_topics
 from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
@@ -76,6 +77,7 @@ class KafkaStream:
     kafka_extra: str = ""
     replication: int = 1
     name: str = ""
+    slots: int = 0
     workers: list[WorkerProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,11 @@ class KafkaStream:
             tick_ms = round(self.tick_s * 1000)
             self.start_ms = time.time_ns() // 1_000_000 // tick_ms * tick_ms
         self.create_topics([self.topic], self.partitions)
+
+    @property
+    def released_keys(self) -> tuple[str, ...]:
+        """Declared keys, then slots for selected ones."""
+        return (*self.keys, *slot_names(self.slots))
 
     def create_topics(self, names: Iterable[str], partitions: int) -> None:
         admin = KafkaAdminClient(bootstrap_servers=self.servers)
@@ -227,7 +234,7 @@ commit_s = 0.2
             values[record["key"]][record["t"]] = record["value"]
         totals = {}
         for shard in range(self.shards):
-            here = [key for index, key in enumerate(self.keys) if index % self.shards == shard]
+            here = [key for index, key in enumerate(self.released_keys) if index % self.shards == shard]
             ticks = max((max(values[key], default=0) for key in here), default=0)
             if ticks:
                 noise = self.noise(shard, ticks)
@@ -241,7 +248,7 @@ commit_s = 0.2
 
     def wait_totals(self, expected: Mapping[str, int], timeout_s: float = 60.0) -> None:
         """Wait until the totals behind the releases are exactly these."""
-        wanted = {key: expected.get(key, 0) for key in self.keys}
+        wanted = {key: expected.get(key, 0) for key in self.released_keys}
         try:
             wait_until(f"totals {wanted}", lambda: self.totals() == wanted, timeout_s, every_s=0.5)
         except AssertionError:
@@ -254,16 +261,16 @@ commit_s = 0.2
         ticks: dict[str, list[int]] = defaultdict(list)
         for record in releases:
             ticks[record["key"]].append(record["t"])
-        assert set(ticks) == set(self.keys)
+        assert set(ticks) == set(self.released_keys)
         lengths = {key: len(found) for key, found in ticks.items()}
         for key, found in ticks.items():
             assert found == list(range(1, len(found) + 1)), f"{key}: ticks are not 1, 2, ..."
         per_shard: dict[int, set[int]] = defaultdict(set)
-        for index, key in enumerate(self.keys):
+        for index, key in enumerate(self.released_keys):
             per_shard[index % self.shards].add(lengths[key])
         assert all(len(found) == 1 for found in per_shard.values())
         stored = {(index, t): value for index, t, value in self.ledger_rows()}
-        published = {(list(self.keys).index(r["key"]), r["t"]): r["value"] for r in releases}
+        published = {(self.released_keys.index(r["key"]), r["t"]): r["value"] for r in releases}
         assert published.items() <= stored.items()
         bytes_by_place: dict[tuple[str, int], set[bytes]] = defaultdict(set)
         for record in self.raw("releases", "read_uncommitted"):

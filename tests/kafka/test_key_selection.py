@@ -128,6 +128,7 @@ def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) ->
         servers,
         tmp_path,
         keys=("alpha", "other"),
+        slots=2,
         stream_extra='other = "other"',
         epsilon=0.5,
         extra=(
@@ -152,7 +153,6 @@ def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) ->
     assert again.error is None
     shown = [json.loads(record.value) for record in stream.raw("keys")]
     assert [(record["key"], record["slot"]) for record in shown] == [("busy", "slot-00000")]
-    stream.keys = ("alpha", "other", "slot-00000", "slot-00001")
     totals = stream.totals()
     assert totals["slot-00000"] == 42, "a slot counts from when its key is known, from 0"
     assert totals["slot-00001"] == 0

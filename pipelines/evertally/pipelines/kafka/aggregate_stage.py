@@ -197,7 +197,7 @@ class AggregateStage:
 
     def _commit(self, closed: int) -> None:
         touched = {p: t for p, t in self._tallies.items() if t.dirty() or closed >= t.open_tick}
-        if not touched:
+        if not touched or not self._member.joined():  # in a rebalance every commit is refused
             return
         incarnation = self._context.opened.incarnation
         records = list(self._letters)
