@@ -3,7 +3,7 @@
 Every figure is the smallest of several proved upper bounds, with its source, a certified lower bound and the gap.
 """
 
-from evertally.accountants.account import Account, account, calibrate_noise_multiplier
+from evertally.accountants.accountant import Account, account, calibrate_noise_multiplier
 from evertally.accountants.bound import Bound
 from evertally.accountants.gaussian import (
     gaussian_delta,

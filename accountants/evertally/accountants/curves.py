@@ -32,6 +32,9 @@ __all__ = [
     "Renyi",
 ]
 
+_TINIEST = 5e-324
+"""A bound on delta that underflows is this: no delta is ever reported as 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -127,7 +130,8 @@ class Colour:
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
-        return Answer(max(colour.delta(self.gram, sigma, epsilon, d, p) for d, p in self._pairs()))
+        found = max(colour.delta(self.gram, sigma, epsilon, d, p) for d, p in self._pairs())
+        return Answer(max(found, _TINIEST))
 
     def epsilon(self, sigma: float, delta: float) -> Answer:
         """The larger of the directions."""
@@ -159,7 +163,7 @@ class RandomAllocation:
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
-        return Answer(max(pld.delta(epsilon) for pld in self._plds(sigma)))
+        return Answer(max(_TINIEST, *(pld.delta(epsilon) for pld in self._plds(sigma))))
 
     def epsilon(self, sigma: float, delta: float) -> Answer:
         """The larger of the directions."""

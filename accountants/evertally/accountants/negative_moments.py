@@ -14,6 +14,7 @@ a margin for rounding. See docs/proofs/renyi.md.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,15 @@ FloatArray = NDArray[np.float64]
 
 _STEP = 0.05
 _LOG_T_MIN = -16.0
+_LOG_T_MAX = 200.0
 _REACH = 14.0
 _PHI_ERROR = 1e-42
 _SWITCH = 30.0
 _ROUNDING = 1e-11
-_NODES_MAX = 20_000
+_NODES_MAX = 4000
 _SHIFT_MAX = 8.0
+_DEPTH = 60.0
+_LOG_PHI_MIN = -78.0
 
 
 def allocation_add_log_moments(batches: int, g: float, order_max: int) -> FloatArray:
@@ -42,18 +46,21 @@ def allocation_add_log_moments(batches: int, g: float, order_max: int) -> FloatA
     orders = np.arange(order_max + 1, dtype=np.float64)
     plain = g * orders * (orders - 1.0) / 2.0 * (1.0 + 2.0**-50)
     reached = np.flatnonzero((orders >= 2) & ((orders - 1.0) * math.sqrt(g) / batches <= _SHIFT_MAX))
-    nodes = _normal_nodes(g)
-    if batches == 1 or reached.size == 0 or nodes is None:
+    if batches == 1 or reached.size == 0 or _node_count(g) > _NODES_MAX:
         return plain
     powers = orders[reached] - 1.0
-    log_t, log_excess = _log_excess(batches, g, float(powers[-1]), *nodes)
+    log_t, log_excess = _log_excess(batches, g, 2.0 ** math.ceil(math.log2(max(powers[-1], 256.0))))
     terms = powers[:, None] * log_t[None, :] + log_excess[None, :]
     top = terms.max(axis=1)
-    total = np.exp(terms - top[:, None]).sum(axis=1)
+    past = np.arange(log_t.size)[None, :] > terms.argmax(axis=1)[:, None]
+    dead = past & (terms < top[:, None] - _DEPTH)
+    end = np.where(dead.any(axis=1), dead.argmax(axis=1), log_t.size - 1)
+    index = np.arange(powers.size)
+    total = np.where(np.arange(log_t.size) <= end[:, None], np.exp(terms - top[:, None]), 0.0).sum(axis=1)
     with np.errstate(over="ignore", divide="ignore"):
         # geometric tails: the summand is log-concave on the right, and at most linear in t on the left
-        last = np.exp(terms[:, -1] - top)
-        ratio = np.exp(np.minimum(terms[:, -1] - terms[:, -9], 0.0) / 8.0)
+        last = np.exp(terms[index, end] - top)
+        ratio = np.exp(np.minimum(terms[index, end] - terms[index, end - 8], 0.0) / 8.0)
         total += np.where(ratio < 0.999, last * ratio / np.maximum(1.0 - ratio, 1e-3), np.inf)
         total += np.exp(terms[:, 0] - top) / np.expm1(_STEP * (powers + 1.0))
         excess = np.exp(top + np.log(_STEP * total) - gammaln(powers))
@@ -63,24 +70,29 @@ def allocation_add_log_moments(batches: int, g: float, order_max: int) -> FloatA
     return moments
 
 
-def _normal_nodes(g: float) -> tuple[FloatArray, FloatArray] | None:
-    """Values of Y - 1 = e^X - 1 at the nodes, and their weights; None where too many would be needed."""
-    root = math.sqrt(g)
-    half_width = min(10.0, math.pi / (2.0 * root)) if root > 0.0 else 10.0
-    step = 2.0 * math.pi * half_width / (100.0 + half_width**2 / 2.0)
-    count = math.ceil((2.0 * _REACH + root) / step)
-    if count > _NODES_MAX:
-        return None
-    z = -_REACH + step * np.arange(count + 1)
+def _node_step(g: float) -> float:
+    half_width = min(10.0, math.pi / (2.0 * math.sqrt(g))) if g > 0.0 else 10.0
+    return 2.0 * math.pi * half_width / (100.0 + half_width**2 / 2.0)
+
+
+def _node_count(g: float) -> int:
+    return math.ceil((2.0 * _REACH + math.sqrt(g)) / _node_step(g))
+
+
+def _normal_nodes(g: float) -> tuple[FloatArray, FloatArray]:
+    """Values of Y - 1 = e^X - 1 at the nodes, and their weights."""
+    step = _node_step(g)
+    z = -_REACH + step * np.arange(_node_count(g) + 1)
     weights = np.exp(-z * z / 2.0) * (step / math.sqrt(2.0 * math.pi))
     with np.errstate(over="ignore"):
-        return np.minimum(np.expm1(root * z - g / 2.0), 1e300), weights
+        return np.minimum(np.expm1(math.sqrt(g) * z - g / 2.0), 1e300), weights
 
 
-def _log_excess(
-    batches: int, g: float, power: float, less_one: FloatArray, weights: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+@lru_cache(maxsize=512)
+def _log_excess(batches: int, g: float, power: float) -> tuple[FloatArray, FloatArray]:
     """Grid of log t, and log(L(t) - e^-t) on it, far enough for t^power L(t) to have died out."""
+    less_one, weights = _normal_nodes(g)
+    power = min(power, max(1.0, _SHIFT_MAX * batches / math.sqrt(g)))
     log_t: list[FloatArray] = []
     values: list[FloatArray] = []
     start, top = _LOG_T_MIN, -math.inf
@@ -92,10 +104,10 @@ def _log_excess(
         shape = power * block + found
         top = max(top, float(shape.max()))
         start = float(block[-1]) + _STEP
-        # every smaller power has died out before, measured from its own peak, when this one has
-        if block[-1] > math.log(power + 2.0) and shape[-1] < top - 60.0 and found[-1] < -60.0:
-            break
-        if block[-1] > 200.0:
+        # every smaller power has died out before, measured from its own peak, when this one has; and where phi
+        # comes near the error that is added to it, the grid ends
+        died = block[-1] > math.log(power + 2.0) and shape[-1] < top - _DEPTH and found[-1] < -_DEPTH
+        if died or found[-1] < batches * _LOG_PHI_MIN or block[-1] > _LOG_T_MAX:
             break
     return np.concatenate(log_t), np.concatenate(values)
 

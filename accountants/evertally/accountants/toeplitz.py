@@ -108,8 +108,10 @@ def toeplitz_gram(column: Column, participation: BallsInBins, *, normalize_colum
     signed = _shifted_means(taps, scale, participation)
     own = squares[np.minimum(rows - np.arange(rows), length) - 1] * scale**2
     diagonal = own.reshape(epochs, batches).sum(axis=0)
-    if not column.error.any():
-        diagonal = np.maximum(diagonal, np.einsum("ni,ni->i", signed, signed))
+    # the signed sums may cancel: what rounding can have moved is taken off first
+    moved = _shifted_means(column.error[:length], scale, participation) + means * (epochs + 4) * 4.0 * _UNIT
+    attained = np.maximum(np.abs(signed) - moved, 0.0)
+    diagonal = np.maximum(diagonal, np.einsum("ni,ni->i", attained, attained))
     return dense_gram(
         means,
         batches=batches,

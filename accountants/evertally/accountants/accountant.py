@@ -46,6 +46,7 @@ Directions = Literal["both", "remove", "add"]
 CC_TIME_BUDGET_S = 60.0
 TOLERANCE = 1e-7
 _COARSE = 1e-2
+_NOISE_MAX = 1e8
 _LOWER_TOLERANCE = 1e-4
 
 
@@ -253,13 +254,10 @@ def _calibrate(curve: Curve, epsilon: float, delta: float, start: float, *, know
         note = answer.note
         return math.log(answer.value) - math.log(delta)
 
-    if log_excess(start) > 0.0:
-        if known or not isinstance(curve, Conditional) or note:
+    while log_excess(start) > 0.0:
+        start *= 2.0
+        if known or note.startswith("conditional") or start > _NOISE_MAX:
             return math.inf, note if isinstance(curve, Conditional) else ""
-        while log_excess(start) > 0.0:
-            start *= 2.0
-            if start > 1e9:
-                return math.inf, note
     step = 1.25
     while isinstance(curve, Renyi | Colour):
         # a narrower curve is a bound too; once it stops changing, it is the whole one's equal at its answer
