@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from evertally.accountants.compositions import compositions
 from evertally.errors import InvalidParameter
@@ -35,7 +36,9 @@ Engine = Literal["auto", "numba", "numpy"]
 
 _UNIT = 2.0**-53
 _LOG_SMALLEST = math.log(2.3e-308)
-_Step = Callable[[FloatArray, FloatArray, FloatArray, FloatArray, "_Tables"], None]
+_Sweep = Callable[
+    [FloatArray, FloatArray, FloatArray, FloatArray, dict[int, FloatArray], "_Tables"], FloatArray
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +81,7 @@ def banded_log_moments(
         raise InvalidParameter("bands", width, f"at most {(batches + 1) // 2} for {batches} cyclic bins")
     if not 2 <= order_max <= flush_order_max(batches):
         raise InvalidParameter("order_max", order_max, f"2..{flush_order_max(batches)} for {batches} bins")
-    step = _step(engine)
+    sweep = _sweep(engine)
     peak = float(diagonals.max())
     orders = np.arange(order_max + 1, dtype=np.float64)
     log_factorial = np.array([math.lgamma(n + 1.0) for n in range(order_max + 1)])
@@ -88,7 +91,7 @@ def banded_log_moments(
     head = width - 1 if cyclic else 0
     for used in range(order_max + 1 if cyclic else 1):
         starts = compositions(head, used)
-        final = _walk(diagonals, starts, order_max - used, peak, own, step)
+        final = _walk(diagonals, starts, order_max - used, peak, own, sweep)
         total[used:] += final
     with np.errstate(divide="ignore"):
         constant = pairs * peak + log_factorial - orders * math.log(batches)
@@ -119,28 +122,16 @@ def flush_order_max(batches: int) -> int:
 
 
 def _walk(
-    diagonals: FloatArray, starts: IntArray, budget: int, peak: float, own: FloatArray, step: _Step
+    diagonals: FloatArray, starts: IntArray, budget: int, peak: float, own: FloatArray, sweep: _Sweep
 ) -> FloatArray:
     """Scaled sums over all walks of these starts, by balls thrown after the start; shape (budget + 1,)."""
-    batches, width = diagonals.shape
     head = starts.shape[1]
     used = int(starts[0].sum()) if head else 0
-    tables = _tables(budget, width - 1)
+    tables = _tables(budget, diagonals.shape[1] - 1)
     state = np.zeros((tables.balls.size, starts.shape[0]))
     state[0] = _start_weights(diagonals, starts, peak, used)
-    fresh = np.empty_like(state)
     base = -peak * (tables.balls + used)
-    counts = tables.counts.astype(np.float64)
-    for i in range(head, batches):
-        exponent = counts @ diagonals[i, 1:] + base
-        touching = _touching(diagonals, starts, i) if head else None
-        if touching is None:
-            weights = np.exp(exponent)[:, None]
-        else:
-            weights = np.exp(exponent[:, None] + touching[None, :])
-        fresh[:] = 0.0
-        step(state, fresh, np.minimum(weights, 1.0), own[i, : budget + 1], tables)
-        state, fresh = fresh, state
+    state = sweep(state, diagonals, base, own[:, : budget + 1], _touching(diagonals, starts), tables)
     return np.bincount(tables.balls, weights=state.sum(axis=1), minlength=budget + 1)
 
 
@@ -150,23 +141,27 @@ def _start_weights(diagonals: FloatArray, starts: IntArray, peak: float, used: i
     exponent = np.full(counts.shape[0], -peak * used * (used - 1) / 2.0)
     for i in range(counts.shape[1]):
         exponent += diagonals[i, 0] * counts[:, i] * (counts[:, i] - 1.0) / 2.0
-        exponent -= np.array([math.lgamma(n + 1.0) for n in counts[:, i]])
+        exponent -= gammaln(counts[:, i] + 1.0)
         for d in range(1, i + 1):
             exponent += diagonals[i, d] * counts[:, i] * counts[:, i - d]
     return np.asarray(np.exp(exponent))
 
 
-def _touching(diagonals: FloatArray, starts: IntArray, i: int) -> FloatArray | None:
-    """Exponent per ball in bin i from the start bins within the band, either way round; None if there is none."""
+def _touching(diagonals: FloatArray, starts: IntArray) -> dict[int, FloatArray]:
+    """For bins within the band of a start bin, either way round: the exponent per ball; shape (starts,)."""
     batches, width = diagonals.shape
     head = starts.shape[1]
-    coefficient = np.zeros(head)
-    for j in range(head):
-        if i - j < width:
-            coefficient[j] += diagonals[i, i - j]
-        if j + batches - i < width:
-            coefficient[j] += diagonals[j, j + batches - i]
-    return np.asarray(starts @ coefficient) if coefficient.any() else None
+    found = {}
+    near = range(head, min(head + width - 1, batches))
+    for i in sorted({*near, *range(max(head, batches - width + 1), batches)}) if head else ():
+        coefficient = np.zeros(head)
+        for j in range(head):
+            if i - j < width:
+                coefficient[j] += diagonals[i, i - j]
+            if j + batches - i < width:
+                coefficient[j] += diagonals[j, j + batches - i]
+        found[i] = starts @ coefficient
+    return found
 
 
 @lru_cache(maxsize=128)
@@ -222,86 +217,126 @@ def _prefix_index(prefixes: IntArray, budget: int) -> _PrefixIndex:
     return _PrefixIndex(_digits(prefixes, budget))
 
 
-def _numpy_step(
-    state: FloatArray, fresh: FloatArray, weights: FloatArray, own: FloatArray, tables: _Tables
-) -> None:
-    """One bin: from a group, n balls lead to one state; `state` is used up."""
-    for n in range(tables.budget + 1):
-        live = np.flatnonzero(tables.group_balls + n <= tables.budget)
-        rows, starts = _live_rows(tables, n)
-        kept = state[rows]
-        fresh[tables.target[live, n]] = own[n] * np.add.reduceat(kept, starts, axis=0)
-        if n < tables.budget:
-            state[rows] = kept * (weights[rows] if weights.shape[1] > 1 else weights[rows])
+def _numpy_sweep(
+    state: FloatArray,
+    diagonals: FloatArray,
+    base: FloatArray,
+    own: FloatArray,
+    touching: dict[int, FloatArray],
+    tables: _Tables,
+) -> FloatArray:
+    counts = tables.counts.astype(np.float64)
+    live = [_live(tables, n) for n in range(tables.budget + 1)]
+    for i in range(diagonals.shape[1] - 1 if touching else 0, diagonals.shape[0]):
+        exponent = (counts @ diagonals[i, 1:] + base)[:, None]
+        if i in touching:
+            exponent = exponent + touching[i]
+        weights = np.exp(np.minimum(exponent, 0.0))
+        fresh = np.zeros_like(state)
+        for n, (groups, rows, firsts) in enumerate(live):
+            kept = state[rows]
+            fresh[tables.target[groups, n]] = own[i, n] * np.add.reduceat(kept, firsts, axis=0)
+            state[rows] = kept * weights[rows]
+        state = fresh
+    return state
 
 
-def _live_rows(tables: _Tables, n: int) -> tuple[IntArray, IntArray]:
+def _live(tables: _Tables, n: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Groups that can still take n balls, their states, and where each group begins among these."""
     live = tables.group_balls + n <= tables.budget
     length = tables.length[live]
-    starts = np.cumsum(length) - length
-    return np.flatnonzero(np.repeat(live, tables.length)), starts
+    return np.flatnonzero(live), np.flatnonzero(np.repeat(live, tables.length)), np.cumsum(length) - length
 
 
 @lru_cache(maxsize=1)
-def _numba_step() -> _Step | None:
+def _numba_sweep() -> _Sweep | None:
     try:
         from numba import njit  # noqa: PLC0415  optional, and slow to import
     except ImportError:
         return None
+    kernel = njit(nogil=True, fastmath=False)(_kernel)
 
-    def kernel(
+    def sweep(
         state: FloatArray,
-        fresh: FloatArray,
-        weights: FloatArray,
+        diagonals: FloatArray,
+        base: FloatArray,
         own: FloatArray,
-        first: IntArray,
-        length: IntArray,
-        balls: IntArray,
-        target: IntArray,
-        budget: int,
-    ) -> None:
-        columns = state.shape[1]
-        shared = weights.shape[1] == 1
+        touching: dict[int, FloatArray],
+        tables: _Tables,
+    ) -> FloatArray:
+        row = np.full(diagonals.shape[0], -1)
+        row[list(touching)] = np.arange(len(touching))
+        extra = np.array(list(touching.values())) if touching else np.zeros((1, 1))
+        shape = (tables.first, tables.length, tables.group_balls, tables.target)
+        begin = diagonals.shape[1] - 1 if touching else 0
+        found = kernel(state, diagonals, tables.counts, base, np.ascontiguousarray(own), row, extra, *shape, begin)
+        return np.asarray(found)
+
+    return sweep
+
+
+def _kernel(  # noqa: PLR0912  one loop nest, compiled as it stands
+    state: FloatArray,
+    diagonals: FloatArray,
+    counts: IntArray,
+    base: FloatArray,
+    own: FloatArray,
+    row: IntArray,
+    extra: FloatArray,
+    first: IntArray,
+    length: IntArray,
+    balls: IntArray,
+    target: IntArray,
+    begin: int,
+) -> FloatArray:
+    """`_numpy_sweep`, loop by loop."""
+    states, columns = state.shape
+    fresh = np.zeros_like(state)
+    exponent = np.empty(states)
+    weight = np.empty(columns)
+    for i in range(begin, diagonals.shape[0]):
+        for r in range(states):
+            total = base[r]
+            for d in range(counts.shape[1]):
+                total += counts[r, d] * diagonals[i, d + 1]
+            exponent[r] = total if row[i] >= 0 else np.exp(min(total, 0.0))
+        fresh[:] = 0.0
         for g in range(first.size):
-            for n in range(budget - balls[g] + 1):
-                row = target[g, n]
-                for r in range(first[g], first[g] + length[g]):
-                    if shared:
-                        w = weights[r, 0]
+            room = own.shape[1] - balls[g]
+            if columns == 1 and row[i] < 0:
+                for n in range(room):
+                    found = 0.0
+                    for r in range(first[g], first[g] + length[g]):
+                        found += state[r, 0]
+                        state[r, 0] *= exponent[r]
+                    fresh[target[g, n], 0] = found * own[i, n]
+                continue
+            for r in range(first[g], first[g] + length[g]):
+                if row[i] >= 0:
+                    for c in range(columns):
+                        weight[c] = np.exp(min(exponent[r] + extra[row[i], c], 0.0))
+                for n in range(room):
+                    to = target[g, n]
+                    for c in range(columns):
+                        fresh[to, c] += state[r, c]
+                    if row[i] >= 0:
                         for c in range(columns):
-                            fresh[row, c] += state[r, c]
-                            state[r, c] *= w
+                            state[r, c] *= weight[c]
                     else:
+                        w = exponent[r]
                         for c in range(columns):
-                            fresh[row, c] += state[r, c]
-                            state[r, c] *= weights[r, c]
+                            state[r, c] *= w
+            for n in range(room):
                 for c in range(columns):
-                    fresh[row, c] *= own[n]
-
-    compiled = njit(nogil=True, fastmath=False)(kernel)
-
-    def step(
-        state: FloatArray, fresh: FloatArray, weights: FloatArray, own: FloatArray, tables: _Tables
-    ) -> None:
-        compiled(
-            state,
-            fresh,
-            weights,
-            own,
-            tables.first,
-            tables.length,
-            tables.group_balls,
-            tables.target,
-            tables.budget,
-        )
-
-    return step
+                    fresh[target[g, n], c] *= own[i, n]
+        state, fresh = fresh, state
+    return state
 
 
-def _step(engine: Engine) -> _Step:
+def _sweep(engine: Engine) -> _Sweep:
     if engine == "numpy":
-        return _numpy_step
-    found = _numba_step()
+        return _numpy_sweep
+    found = _numba_sweep()
     if found is None and engine == "numba":
         raise InvalidParameter("engine", engine, "an installed engine: pip install evertally[numba]")
-    return found or _numpy_step
+    return found or _numpy_sweep
