@@ -189,6 +189,8 @@ def _reason_surfaced(broker: Broker) -> Iterator[None]:
         raise
     except (kafka_errors.KafkaError, OSError) as error:
         reason = listener.reason or f"{type(error).__name__}: {error}"
+        if not listener.reason and listener.cut_off and broker.sasl_mechanism is not None:
+            reason = "the broker closes the connection during login: wrong user, password or mechanism?"
         raise ServiceUnavailable(
             f"no connection to Kafka at {broker.bootstrap_servers} ({broker.security_protocol}): {reason}"
         ) from None
@@ -197,16 +199,18 @@ def _reason_surfaced(broker: Broker) -> Iterator[None]:
 
 
 class _Reasons(logging.Handler):
-    """Keeps the last authentication or TLS failure that kafka-python logs."""
+    """Keeps the last authentication or TLS failure that kafka-python logs, and whether it was cut off."""
 
-    _SIGNS: Final = ("uthentic", "SSL", "certificate", "SASL", "Sasl", "handshake")
+    _SIGNS: Final = ("uthenticationFailed", "ertificate", "CERTIFICATE", "SSLError", "SaslError", "SaslState")
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.reason = ""
+        self.cut_off = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a record that names a reason."""
         text = record.getMessage()
         if any(sign in text for sign in self._SIGNS):
             self.reason = text
+        self.cut_off = self.cut_off or "socket disconnected" in text
