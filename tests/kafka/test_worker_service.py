@@ -9,8 +9,10 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 from kafka import KafkaAdminClient
 from kafka_harness import KEYS, InThread, KafkaStream, wait_until
@@ -83,6 +85,10 @@ def test_probes_signals_and_json_logs(stream: KafkaStream) -> None:
     time.sleep(2)
     assert stream.judge() >= ticks + 2, "empty ticks are released too"
     assert worker.end() == 0
+    schema = json.loads((resources.files("evertally.pipelines") / "schemas/release.schema.json").read_text())
+    check_line = jsonschema_rs.validator_for(schema)
+    for record in stream.raw("releases"):
+        check_line.validate(json.loads(record.value))
     for line in worker.log.read_text().splitlines():
         if line.startswith("{"):
             assert {"level", "message"} <= json.loads(line).keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
 
 if TYPE_CHECKING:
     from evertally.pipelines.config import RunConfig
+    from evertally.pipelines.kafka.config import WorkerConfig
 
 __all__ = ["check_config"]
 
@@ -34,15 +36,22 @@ def check_config(
     from evertally.pipelines.guarantee import guarantee_sentence
     from evertally.pipelines.local.runner import check_source
 
-    declared = load_config(config)
-    check_source(declared)
+    declared: RunConfig | WorkerConfig
+    if _declares_worker(config):
+        from evertally.pipelines.kafka.config import load_worker_config
+
+        declared, ticks = load_worker_config(config), None
+    else:
+        declared = load_config(config)
+        check_source(declared)
+        ticks = declared.ticks.ticks
     _check_key_file(declared.key_file)
     verdict = "" if against is None else _compare(declared, against)
     header = declared.spec.header(1)
     fields: dict[str, Any] = {
         "ok": True,
         "stream": header.stream,
-        "ticks": declared.ticks.ticks,
+        "ticks": ticks,
         "keys": len(header.keys),
         "sigma": header.sigma,
         "mu": header.mu,
@@ -53,10 +62,18 @@ def check_config(
     if verdict:
         fields["against"] = verdict
     text = (
-        f"{config}: no mistakes; {declared.ticks.ticks} ticks of {header.tick_ms / 1000:g} s, "
+        f"{config}: no mistakes; {'live' if ticks is None else ticks} ticks of {header.tick_ms / 1000:g} s, "
         f"{len(header.keys)} keys\n{fields['guarantee']}"
     )
     emit(fields, text + (f"\n{verdict}" if verdict else ""))
+
+
+def _declares_worker(path: Path) -> bool:
+    """Whether the file has a [kafka] table; what else is wrong with it is found by who reads it."""
+    try:
+        return "kafka" in tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _check_key_file(path: Path) -> None:
@@ -66,7 +83,7 @@ def _check_key_file(path: Path) -> None:
         KeyFile.open(path)
 
 
-def _compare(declared: RunConfig, state: Path) -> str:
+def _compare(declared: RunConfig | WorkerConfig, state: Path) -> str:
     """Whether the state's stream would be continued. Raises InvalidParameter where it would not."""
     from evertally.accountants.budget.opening import open_ledger
 
