@@ -291,6 +291,7 @@ def test_security_headers_are_on_every_answer(client: httpx.Client) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.slow
 def test_locked_ledger_is_503_and_grants_nothing(starter: Starter) -> None:
     service = starter()
     with service.client() as client:

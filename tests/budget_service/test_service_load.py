@@ -41,6 +41,7 @@ def test_sixteen_clients_spend_exactly_the_distinct_grants(service: Service) -> 
     assert sum(outcome.refused for outcome in outcomes) == 0
 
 
+@pytest.mark.slow
 def test_a_cap_that_runs_out_under_load_is_met_exactly(starter: Starter) -> None:
     service = starter()
     # cap 200,986,265 nano-mu2, each charge (1/100)^2 = 100,000: 2,009 fit; 16 x 160 ask
@@ -51,6 +52,7 @@ def test_a_cap_that_runs_out_under_load_is_met_exactly(starter: Starter) -> None
     assert sum(outcome.refused for outcome in outcomes) == 16 * 160 - 2009
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_load_on_postgresql(postgres_address: str, tmp_path: Path) -> None:
     key_file = str(tmp_path / "chain.key")
