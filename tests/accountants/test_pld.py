@@ -86,6 +86,14 @@ def test_a_composition_is_valid_far_from_where_it_is_sharp() -> None:
             assert composed.delta(epsilon) >= gaussian_delta(epsilon, math.sqrt(24) / 6.0) * (1 - 1e-9)
 
 
+def test_what_lies_beyond_the_window_is_counted() -> None:
+    part = mixture_pld(np.array([1.0]), np.array([1.0]), 6.0, 1e-3, "remove")
+    composed = compose([(part, 24)], 0.5)
+    beyond = float(composed.losses[-1]) + 0.1
+    assert composed.infinity - 24 * part.infinity >= gaussian_delta(beyond, math.sqrt(24) / 6.0)
+    assert composed.delta(beyond) >= gaussian_delta(beyond, math.sqrt(24) / 6.0)
+
+
 def test_convolution_is_bounded_from_above_entry_by_entry() -> None:
     """Against a direct convolution: the certified error makes every tail at least the exact one."""
     rng = np.random.default_rng(3)
