@@ -75,7 +75,7 @@ class Transactions:
             if size > self.largest_bytes:
                 raise InvalidParameter("kafka.max_request_bytes", size, f"records up to {self.largest_bytes}")
         if self._producer is None:
-            self._open()
+            raise ServiceUnavailable("the outcome of the last transaction is not settled")
         producer = self._producer
         try:
             producer.begin_transaction()

@@ -87,10 +87,12 @@ class Worker:
                 self._wake.clear()
                 self._watch()
         finally:
-            self._end()
+            hanging = self._end()
         failed = self._failed()
         if failed is not None and failed.error is not None:
             raise failed.error
+        if hanging:
+            raise ServiceUnavailable(f"the {hanging[0]} stage did not drain in {_DRAIN_S:g} s")
 
     def stop(self) -> None:
         """Drain and end; may be called from any thread."""
@@ -147,14 +149,18 @@ class Worker:
         self._clock.confirm()
         _LOG.warning("an operator confirmed the clock; ticks close again")
 
-    def _end(self) -> None:
+    def _end(self) -> list[str]:
+        """Drain the stages, one after the other; names of those that did not end in time."""
+        hanging = []
         deadline = time.monotonic() + _DRAIN_S
         for stage in self._stages:  # upstream first: its last pieces are then released
             stage.stop()
-            stage.join(max(0.1, deadline - time.monotonic()))
+            if not stage.join(max(0.1, deadline - time.monotonic())):
+                hanging.append(stage.name)
         if self._health is not None:
             self._health.close()
         self._context.store.close()
+        return hanging
 
 
 def run_worker(worker: Worker) -> None:
