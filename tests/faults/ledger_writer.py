@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from evertally.accountants.budget import Head, ReleaseRow, ShardRef, open_ledger, releases
+from evertally.accountants.budget import Head, ReleaseRow, ShardRef, heads, open_ledger, releases
 from evertally.errors import EvertallyError, IntegrityError
 
 SHARD = ShardRef("s", 1, 0)
@@ -56,7 +56,7 @@ def serve() -> None:
             print(pid, flush=True)
             continue
         if fenced == "False":
-            releases.require_current = unfenced
+            releases.require_current = heads.require_current = unfenced
         try:
             write(ledger, int(salt), int(last), Path(output), fenced=fenced == "True")
         except EvertallyError:

@@ -181,7 +181,12 @@ def test_zombies_never_give_a_tick_a_second_value(writers: Writers, tmp_path: Pa
 
 
 def test_zombies_would_go_on_without_fencing(writers: Writers, tmp_path: Path) -> None:
-    assert zombie_steps(writers, tmp_path, 3, fenced=False)[1] > 0
+    # a zombie stopped inside its transaction keeps its successor out: such a cycle proves nothing
+    for attempt in range(10):
+        (tmp_path / str(attempt)).mkdir()
+        if zombie_steps(writers, tmp_path / str(attempt), 2, fenced=False)[1] > 0:
+            return
+    pytest.fail("no zombie went on, though nothing fenced it")
 
 
 @pytest.mark.soak

@@ -80,7 +80,7 @@ class CounterBank:
             source: draws for every key, for example KeyedNoise(key, indices).
         """
         self.factorization: Final = factorization
-        self.grid: Final = grid
+        self._grid = grid
         self._keys: Final = source.keys
         self._engine: Final = factorization.engine(source)
         self._power: Final = noise_power_track(factorization)
@@ -115,6 +115,11 @@ class CounterBank:
             slack_horizon=slack_horizon,
         )
         return cls(factorization, grid, source)
+
+    @property
+    def grid(self) -> Grid:
+        """The snapping grid: sigma, the price and the last tick it covers."""
+        return self._grid
 
     @property
     def keys(self) -> int:
@@ -153,15 +158,28 @@ class CounterBank:
             raise InvalidParameter("amounts", "ticks of differing width", f"{self._keys} integers a tick")
         self._refuse_past_horizon(self.t + len(amounts))
         first = self.t + 1
-        noise = noise_in_counts(*self._engine.run(len(amounts)), self.grid.q)
+        noise = noise_in_counts(*self._engine.run(len(amounts)), self._grid.q)
         releases = []
         for offset, (tick, drawn) in enumerate(zip(amounts, noise.tolist(), strict=True)):
             self._totals = [total + amount for total, amount in zip(self._totals, tick, strict=True)]
             # The one addition in which data and noise meet: two integers.
             values = tuple(total + n for total, n in zip(self._totals, drawn, strict=True))
-            error = standard_error_text(self.grid.sigma, self._power.step())
+            error = standard_error_text(self._grid.sigma, self._power.step())
             releases.append(TickRelease(first + offset, values, error))
         return releases
+
+    def extend(self, grid: Grid) -> None:
+        """Go on under the same noise to a later slack horizon, once its price is paid.
+
+        Raises InvalidParameter for a grid with other noise, or an earlier horizon.
+        """
+        mine = self._grid
+        if (grid.q, grid.sensitivity) != (
+            mine.q,
+            mine.sensitivity,
+        ) or grid.slack_horizon < mine.slack_horizon:
+            raise InvalidParameter("grid", "another grid", "the same noise and a later slack horizon")
+        self._grid = grid
 
     def snapshot(self) -> bytes:
         """State after the last closed tick, sensitive; amounts of the open tick travel along."""
@@ -190,13 +208,15 @@ class CounterBank:
         self._totals, self._open = totals[: self._keys], totals[self._keys :]
 
     def _digest(self) -> bytes:
-        text = "\x00".join((self.factorization.mechanism_id, repr(self.grid), str(self._keys)))
+        """Of what the state depends on. The slack horizon is no part: it may be extended."""
+        noise = f"q={self._grid.q}, sensitivity={self._grid.sensitivity!r}"
+        text = "\x00".join((self.factorization.mechanism_id, noise, str(self._keys)))
         return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
 
     def _refuse_past_horizon(self, last: int) -> None:
-        if last > self.grid.slack_horizon:
+        if last > self._grid.slack_horizon:
             raise UnsupportedMechanism(
-                f"tick {last} lies past the horizon {self.grid.slack_horizon} that this stream paid for"
+                f"tick {last} lies past the horizon {self._grid.slack_horizon} that this stream paid for"
             )
 
     def __repr__(self) -> str:

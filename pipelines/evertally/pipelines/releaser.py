@@ -13,13 +13,13 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NoReturn, Self
 
-from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, ReleaseRow
+from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, Receipt, ReleaseRow
 from evertally.counters.bank import CounterBank
 from evertally.counters.encoding import pack_integers
 from evertally.counters.keys import KeyedNoise
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.counters.snapshot import frame, unframe
-from evertally.errors import IntegrityError, InvalidParameter
+from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.releases import Release, StreamHeader
@@ -67,7 +67,9 @@ class Releaser:
         self._sealer: Final = Sealer(keyfile.derive("seal", *place), opened.name, opened.incarnation)
         self._chain_key: Final = keyfile.derive("chain", *place)
         self._bank: Final = CounterBank(
-            parse_mechanism(spec.mechanism), spec.grid, KeyedNoise(keyfile.noise_key(*place), self._indices)
+            parse_mechanism(spec.mechanism),
+            spec.grid_to(opened.slack_horizon or spec.grid.slack_horizon),
+            KeyedNoise(keyfile.noise_key(*place), self._indices),
         )
         self._chain = _CHAIN_START
         self._positions = b""
@@ -105,14 +107,7 @@ class Releaser:
         opened = None if new_incarnation else store.find_stream(spec.name)
         if opened is None:
             opened = store.open_stream(spec.record(), spec.charge())
-        changed = spec.changes(opened)
-        if changed:
-            raise InvalidParameter(
-                "stream",
-                "another " + ", ".join(changed),
-                f"the parameters of incarnation {opened.incarnation}; a change needs a new incarnation "
-                "and is a new charge",
-            )
+        spec.require_same(opened)
         return cls(store, spec, opened, keyfile, shard, holder)
 
     @property
@@ -145,6 +140,7 @@ class Releaser:
             IntegrityError: a gap before the first tick, or other data for a tick that is released.
             Fenced: another releaser has taken over.
             StorageFull: a durable write failed; nothing of it was released.
+            UnsupportedMechanism: a tick lies past the horizon that is paid for; nothing was drawn.
         """
         if self._unsure:
             raise IntegrityError("a commit failed or its outcome is unknown; open the releaser again")
@@ -159,6 +155,19 @@ class Releaser:
             part = slice(low, low + _TICKS_A_TRANSACTION)
             self._commit(block.first + low, rows[part], block.tick_ends_ms[part], block.positions)
         return len(rows) - seen
+
+    def extend_horizon(self, slack_horizon: int) -> Receipt:
+        """Pay for the slack of ticks up to `slack_horizon`; what is paid for already costs nothing.
+
+        A running releaser also takes up, at its old horizon, what another process has paid for.
+
+        Raises:
+            BudgetExceeded: the scope does not admit the difference; the stream ends where it did.
+            InvalidParameter: an earlier horizon, or one beyond the mechanism's.
+        """
+        receipt = self._store.extend_horizon(self._shard.stream, self._shard.incarnation, slack_horizon)
+        self._bank.extend(self._spec.grid_to(slack_horizon))
+        return receipt
 
     def publish(self, sink: Sink) -> int:
         """Bring the sink up to the ledger's head from stored rows alone; returns the ticks published.
@@ -214,6 +223,7 @@ class Releaser:
             raise IntegrityError(f"tick {first} is offered, but the next one to release is {self.next_tick}")
         if 0 < self._replayed_t < self._bank.t:
             raise IntegrityError("the source began again but stopped short of the released ticks")
+        self._extend_to(first + len(rows) - 1)
         chain = self._chain
         for offset, row in enumerate(rows):
             chain = self._follow(chain, first + offset, row)
@@ -237,6 +247,19 @@ class Releaser:
         self._chain, self._positions = chain, positions
         if self._replayed_t:
             self._replayed_t, self._replayed_chain = last, chain
+
+    def _extend_to(self, last: int) -> None:
+        """At the end of what was paid for, ask the ledger whether more has been since."""
+        if last <= self._bank.grid.slack_horizon:
+            return
+        opened = self._store.find_stream(self._shard.stream, self._shard.incarnation)
+        if opened is not None and opened.slack_horizon is not None:
+            self._bank.extend(self._spec.grid_to(opened.slack_horizon))
+        if last > self._bank.grid.slack_horizon:
+            raise UnsupportedMechanism(
+                f"tick {last} lies past the horizon {self._bank.grid.slack_horizon} that "
+                f"{self._spec.name} paid for; `evertally ledger extend-horizon` pays for more"
+            )
 
     def _follow(self, chain: bytes, t: int, row: list[int]) -> bytes:
         return hmac.digest(self._chain_key, chain + struct.pack(">Q", t) + pack_integers(row), "sha256")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final
 
@@ -106,6 +106,10 @@ class StreamSpec:
         """The snapping grid: sigma and the exact price of the stream."""
         return counter_grid(self._fitted, self.scope)
 
+    def grid_to(self, slack_horizon: int) -> Grid:
+        """The same noise and its price up to another slack horizon, once the ledger has charged it."""
+        return counter_grid(replace(self._fitted, slack_horizon=slack_horizon), self.scope)
+
     def record(self) -> StreamRecord:
         """What the ledger keeps of the stream."""
         return StreamRecord(self.name, self.keys, self.shards, self._descriptor())
@@ -128,6 +132,21 @@ class StreamSpec:
             "shards": opened.shards,
         }
         return tuple(sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)))
+
+    def require_same(self, opened: OpenedStream) -> None:
+        """Refuse to go on with an incarnation that was opened with other parameters.
+
+        The one thing that may grow is the slack horizon, and the ledger keeps that (`extend_horizon`).
+        """
+        changed = self.changes(opened)
+        if changed:
+            what = "a new key" if "keys" in changed else "a change"
+            raise InvalidParameter(
+                "stream",
+                "another " + ", ".join(changed),
+                f"the parameters of incarnation {opened.incarnation}; {what} needs a new incarnation "
+                "and is a new charge",
+            )
 
     def header(self, incarnation: int) -> StreamHeader:
         """The public header that stands before the stream's releases."""

@@ -6,10 +6,12 @@
 from evertally.accountants.budget.amounts import mu_of_units
 from evertally.accountants.budget.charges import ChargeRequest, Cost, cost
 from evertally.accountants.budget.counter_loss import CounterParameters, counter_grid, fit_counter
-from evertally.accountants.budget.ledger import (
+from evertally.accountants.budget.ledger import LedgerStore
+from evertally.accountants.budget.lines import CounterLine, GaussianLine, KeySelectionLine, WindowsLine
+from evertally.accountants.budget.opening import open_ledger
+from evertally.accountants.budget.records import (
     ChargeRow,
     Head,
-    LedgerStore,
     OpenedStream,
     Receipt,
     ReleaseRow,
@@ -17,8 +19,6 @@ from evertally.accountants.budget.ledger import (
     StreamRecord,
     VerifyReport,
 )
-from evertally.accountants.budget.lines import CounterLine, GaussianLine, KeySelectionLine, WindowsLine
-from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import STATEMENT, Caps, Scope, ScopeStatus
 from evertally.accountants.budget.training import TrainingLine
 

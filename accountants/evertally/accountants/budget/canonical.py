@@ -9,10 +9,11 @@ from typing import Final
 
 from evertally.errors import InvalidParameter
 
-__all__ = ["canonical_json", "name"]
+__all__ = ["canonical_json", "name", "plain_json"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 _DEPTH: Final = 16
+_ENCODE: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
 
 
 def canonical_json(field: str, value: object) -> str:
@@ -21,7 +22,12 @@ def canonical_json(field: str, value: object) -> str:
     >>> canonical_json("descriptor", {"b": [1, "x"], "a": None})
     '{"a":null,"b":[1,"x"]}'
     """
-    return json.dumps(_plain(field, value, 0), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _ENCODE(_plain(field, value, 0))
+
+
+def plain_json(value: Mapping[str, object] | list[object]) -> str:
+    """The same text for a value that this package has made itself, or checked, from text and integers."""
+    return _ENCODE(value)
 
 
 def name(field: str, value: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from evertally.errors import IntegrityError
@@ -38,9 +38,12 @@ def check_row(key: bytes, tag: bytes, stored: bytes, what: str, *fields: object)
         raise IntegrityError(f"{what} was altered outside the ledger")
 
 
-def tick_bytes(t: int, rows: Sequence[tuple[int, int, str, str, int]]) -> bytes:
-    """Canonical bytes of one tick's rows (key_index, t, value text, stderr text, tick_end_ms)."""
-    return f"{t}|{';'.join([f'{k},{v},{e},{ms}' for k, _, v, e, ms in rows])}".encode()
+def tick_bytes(
+    t: int, keys: Iterable[int], values: Iterable[str], stderrs: Iterable[str], ends_ms: Iterable[int]
+) -> bytes:
+    """Canonical bytes of one tick's rows, given their columns (values as decimal text)."""
+    rows = [f"{k},{v},{e},{ms}" for k, v, e, ms in zip(keys, values, stderrs, ends_ms, strict=True)]
+    return f"{t}|{';'.join(rows)}".encode()
 
 
 def sealed_digest(sealed: bytes | None) -> str:

@@ -6,6 +6,7 @@ number sent by a client can become the charge. `cost` turns a line into integer 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from evertally.accountants.budget.amounts import ATTO, NANO, units_up
-from evertally.accountants.budget.canonical import canonical_json, name
+from evertally.accountants.budget.canonical import canonical_json, name, plain_json
 from evertally.accountants.budget.filters import gaussian_renyi_units
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Line, Loss
@@ -53,6 +54,9 @@ class ChargeRequest:
         name("charge.scope", self.scope)
         name("charge.principal", self.principal)
         object.__setattr__(self, "members", tuple(self.members))
+        for text in (self.unit, self.adjacency, self.group, *self.members):
+            if not isinstance(text, str):
+                raise InvalidParameter("charge", type(text).__name__, "text as unit, adjacency and members")
         if bool(self.group) != bool(self.members):
             raise InvalidParameter(
                 "charge.members", len(self.members), "members exactly where a group is named"
@@ -66,16 +70,15 @@ class ChargeRequest:
 
     def body(self) -> str:
         """Canonical JSON of everything but principal and idempotency key: what a retry must repeat."""
-        return canonical_json(
-            "charge",
+        return plain_json(
             {
                 "scope": self.scope,
                 "unit": self.unit,
                 "adjacency": self.adjacency,
-                "line": self.line.to_json(),
+                "line": _line_json(self.line),
                 "group": self.group,
                 "members": list(self.members),
-            },
+            }
         )
 
 
@@ -152,6 +155,13 @@ def _bounded(units: int) -> int:
 
 def _units(amount: Fraction, unit: int) -> int:
     return units_up("charge.line", amount, unit) if amount else 0
+
+
+@lru_cache(maxsize=4096)
+def _line_json(line: Line) -> dict[str, object]:
+    """The line's JSON, checked; shared, never changed."""
+    checked: dict[str, object] = json.loads(canonical_json("charge.line", line.to_json()))
+    return checked
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,13 +15,13 @@ __all__ = ["Dialect", "MIGRATIONS", "is_current", "migrate"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the two databases write differently."""
+    """What the two databases write differently; `append_only` guards the tables of each version."""
 
     integer: str
     blob: str
     identity: str
     table_end: str
-    append_only: tuple[str, ...]
+    append_only: Mapping[int, tuple[str, ...]]
 
 
 _VERSION_1: Final = """
@@ -78,7 +79,13 @@ CREATE TABLE released (
   PRIMARY KEY (incarnation_pk, t, key_index)){table_end}
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+_VERSION_2: Final = """
+CREATE TABLE horizon (
+  incarnation_pk {integer} NOT NULL REFERENCES incarnation, number {integer} NOT NULL,
+  slack_horizon {integer} NOT NULL, mac {blob} NOT NULL, PRIMARY KEY (incarnation_pk, number)){table_end}
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 """MIGRATIONS[v] leads from version v to v + 1. Released ones are never edited."""
 
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -108,12 +115,10 @@ def migrate(tx: Transaction, dialect: Dialect, chain_key: bytes) -> None:
     fingerprint = _fingerprint(chain_key)
     if version and meta.get("chain_key") != fingerprint:
         raise IntegrityError("the chain key is not the one this ledger was created with")
-    for script in MIGRATIONS[version:]:
-        for statement in _statements(script, dialect):
+    for reached, script in enumerate(MIGRATIONS[version:], version + 1):
+        for statement in (*_statements(script, dialect), *dialect.append_only.get(reached, ())):
             tx.run(statement)
     if version == 0:
-        for statement in dialect.append_only:
-            tx.run(statement)
         tx.run("INSERT INTO meta (name, value) VALUES ('chain_key', ?)", fingerprint)
         tx.run("INSERT INTO meta (name, value) VALUES ('schema_version', ?)", str(known))
     elif version < known:

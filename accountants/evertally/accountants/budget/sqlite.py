@@ -9,7 +9,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,17 +26,26 @@ T = TypeVar("T")
 OLDEST: Final = (3, 51, 3)
 BUSY_MS: Final = 10_000
 _FULL: Final = 2
+_ROWS_A_STATEMENT: Final = 64
+
+
+def _guard(name: str, verb: str, table: str) -> str:
+    return f"CREATE TRIGGER {name} BEFORE {verb} ON {table} BEGIN SELECT RAISE(ABORT, 'append-only'); END"
+
 
 SQLITE_DIALECT: Final = Dialect(
     integer="INTEGER",
     blob="BLOB",
     identity="INTEGER PRIMARY KEY",
     table_end=" WITHOUT ROWID",
-    append_only=(
-        "CREATE TRIGGER charge_kept BEFORE DELETE ON charge BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-        "CREATE TRIGGER charge_fixed BEFORE UPDATE ON charge BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-        "CREATE TRIGGER row_fixed BEFORE UPDATE ON released BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-    ),
+    append_only={
+        1: (
+            _guard("charge_kept", "DELETE", "charge"),
+            _guard("charge_fixed", "UPDATE", "charge"),
+            _guard("row_fixed", "UPDATE", "released"),
+        ),
+        2: (_guard("horizon_kept", "DELETE", "horizon"), _guard("horizon_fixed", "UPDATE", "horizon")),
+    },
 )
 
 
@@ -63,16 +73,20 @@ class SqliteBackend:
 
     def begin(self, locks: tuple[str, ...]) -> Transaction:  # noqa: ARG002 - IMMEDIATE excludes every writer
         """See `Backend`."""
-        with _translated(self):
+        try:
             if self._writer is None:
                 self._writer = self._open()
             self._writer.execute("BEGIN IMMEDIATE")
-            return _SqliteTransaction(self._writer, self)
+        except apsw.Error as error:
+            raise _failure(error, self) from None
+        return _SqliteTransaction(self._writer, self)
 
     def commit(self) -> None:
         """See `Backend`."""
-        with _translated(self):
+        try:
             self._connected().execute("COMMIT")
+        except apsw.Error as error:
+            raise _failure(error, self) from None
 
     def rollback(self) -> None:
         """See `Backend`."""
@@ -84,17 +98,12 @@ class SqliteBackend:
         """See `Backend`."""
         with self._reading:
             try:
-                with _translated(self):
-                    if self._reader is None:
-                        self._reader = self._open()
-                    self._reader.execute("BEGIN")
-                    try:
-                        return work(_SqliteTransaction(self._reader, self))
-                    finally:
-                        if self._reader is not None and self._reader.in_transaction:
-                            self._reader.execute("ROLLBACK")
-            except StorageError as failure:
-                raise failure.error from None
+                return self._snapshot(work)
+            except apsw.Error as error:
+                failure = _failure(error, self)
+            except StorageError as error:
+                failure = error
+            raise failure.error if isinstance(failure, StorageError) else failure
 
     def check(self) -> list[str]:
         """See `Backend`."""
@@ -113,6 +122,16 @@ class SqliteBackend:
                 with contextlib.suppress(apsw.Error):
                     connection.close(True)
         self._writer = self._reader = None
+
+    def _snapshot(self, work: Callable[[Transaction], T]) -> T:
+        if self._reader is None:
+            self._reader = self._open()
+        self._reader.execute("BEGIN")
+        try:
+            return work(_SqliteTransaction(self._reader, self))
+        finally:
+            if self._reader is not None and self._reader.in_transaction:
+                self._reader.execute("ROLLBACK")
 
     def _connected(self) -> apsw.Connection:
         if self._writer is None:
@@ -149,18 +168,24 @@ class _SqliteTransaction:
         self._backend = backend
 
     def rows(self, sql: str, *parameters: object) -> list[Row]:
-        with _translated(self._backend):
+        try:
             return self._connection.execute(sql, parameters).fetchall()
+        except apsw.Error as error:
+            raise _failure(error, self._backend) from None
 
     def run(self, sql: str, *parameters: object) -> None:
-        with _translated(self._backend):
-            self._connection.execute(sql, parameters).fetchall()
+        self.rows(sql, *parameters)
 
     def insert(self, table: str, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
-        places = ",".join("?" * len(columns))
-        with _translated(self._backend):
-            # table and column names are literals of this package
-            self._connection.executemany(f"INSERT INTO {table} ({','.join(columns)}) VALUES ({places})", rows)  # noqa: S608
+        row, remaining = f"({','.join('?' * len(columns))})", iter(rows)
+        try:
+            while batch := list(islice(remaining, _ROWS_A_STATEMENT)):
+                places = ",".join([row] * len(batch))
+                # table and column names are literals of this package
+                statement = f"INSERT INTO {table} ({','.join(columns)}) VALUES {places}"  # noqa: S608
+                self._connection.execute(statement, tuple(chain.from_iterable(batch)))
+        except apsw.Error as error:
+            raise _failure(error, self._backend) from None
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -182,24 +207,19 @@ def _create_private(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _translated(backend: SqliteBackend) -> Iterator[None]:
-    try:
-        yield
-    except (apsw.FullError, apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError):
-        raise StorageError(
-            StorageFull("the ledger's disk is full or read-only; nothing was recorded")
-        ) from None
-    except apsw.IOError:
+def _failure(error: apsw.Error, backend: SqliteBackend) -> Exception:
+    """What callers get for a driver's error; StorageError where the whole transaction is over."""
+    if isinstance(error, apsw.FullError | apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError):
+        return StorageError(StorageFull("the ledger's disk is full or read-only; nothing was recorded"))
+    if isinstance(error, apsw.IOError):
         backend.reset()  # after a failed sync only the file itself knows what is durable
-        raise StorageError(StorageFull("the ledger's disk failed; nothing was acknowledged")) from None
-    except (apsw.BusyError, apsw.LockedError, apsw.ProtocolError):
-        raise StorageError(ServiceUnavailable("the ledger stayed locked by another process")) from None
-    except apsw.ConstraintError as error:
-        raise IntegrityError(f"the row contradicts the ledger: {error}") from None
-    except (apsw.CorruptError, apsw.NotADBError, apsw.FormatError) as error:
-        raise StorageError(IntegrityError(f"the ledger's file contradicts itself: {error}")) from None
-    except apsw.SQLError as error:
-        raise StorageError(IntegrityError(f"the ledger's tables are not as expected: {error}")) from None
-    except apsw.Error as error:
-        raise StorageError(ServiceUnavailable(f"the ledger failed: {type(error).__name__}")) from None
+        return StorageError(StorageFull("the ledger's disk failed; nothing was acknowledged"))
+    if isinstance(error, apsw.BusyError | apsw.LockedError | apsw.ProtocolError):
+        return StorageError(ServiceUnavailable("the ledger stayed locked by another process"))
+    if isinstance(error, apsw.ConstraintError):
+        return IntegrityError(f"the row contradicts the ledger: {error}")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
+        return StorageError(IntegrityError(f"the ledger's file contradicts itself: {error}"))
+    if isinstance(error, apsw.SQLError):
+        return StorageError(IntegrityError(f"the ledger's tables are not as expected: {error}"))
+    return StorageError(ServiceUnavailable(f"the ledger failed: {type(error).__name__}"))

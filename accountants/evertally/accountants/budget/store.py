@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from evertally.accountants.budget import book, releases
+from evertally.accountants.budget import book, heads, horizon, releases, scope_book, streams
 from evertally.accountants.budget.charges import ChargeRequest, Cost, cost
-from evertally.accountants.budget.ledger import (
+from evertally.accountants.budget.lines import CounterLine
+from evertally.accountants.budget.records import (
     ChargeRow,
     Head,
     OpenedStream,
@@ -19,7 +20,7 @@ from evertally.accountants.budget.ledger import (
 from evertally.accountants.budget.schema import Dialect, is_current, migrate
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
 from evertally.accountants.budget.sql import Backend, T, Transaction, Writer, read_stored
-from evertally.accountants.budget.verify import verify_scope, verify_shard
+from evertally.accountants.budget.verify import verify_ledger
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.validation import integer, positive_integer
 
@@ -47,16 +48,16 @@ class SqlLedger:
     def create_scope(self, scope: Scope) -> ScopeStatus:
         """See `LedgerStore`."""
         return self._writer.run(
-            lambda tx: book.create_scope(tx, self._key, scope), book.scope_lock(scope.name)
+            lambda tx: scope_book.create_scope(tx, self._key, scope), scope_book.scope_lock(scope.name)
         )
 
     def scope_status(self, name: str) -> ScopeStatus:
         """See `LedgerStore`."""
-        return self._read(lambda tx: book.read_scope(tx, self._key, name).status())
+        return self._read(lambda tx: scope_book.read_scope(tx, self._key, name).status())
 
     def scopes(self) -> list[ScopeStatus]:
         """See `LedgerStore`."""
-        return self._read(lambda tx: [row.status() for row in book.read_scopes(tx, self._key)])
+        return self._read(lambda tx: [row.status() for row in scope_book.read_scopes(tx, self._key)])
 
     def quote(self, request: ChargeRequest) -> Receipt:
         """See `LedgerStore`."""
@@ -88,25 +89,47 @@ class SqlLedger:
         """See `LedgerStore`."""
         integer("after_seq", after_seq, low=0)
         positive_integer("limit", limit, high=100_000)
-        return self._read(lambda tx: book.charge_rows(tx, scope, after_seq, limit))
+        return self._read(lambda tx: scope_book.charge_rows(tx, scope, after_seq, limit))
 
     def open_stream(self, stream: StreamRecord, charge: ChargeRequest) -> OpenedStream:
         """See `LedgerStore`."""
-        descriptor, price = releases.check_record(stream), self._price(charge)
+        descriptor, price = streams.check_record(stream), self._price(charge)
+        line = charge.line
+        paid = line.parameters.slack_horizon if isinstance(line, CounterLine) else None
 
         def work(tx: Transaction) -> OpenedStream:
             receipt = book.record(tx, self._key, charge, price, None)
-            known = releases.stream_of_charge(tx, receipt.charge_id)
+            known = streams.stream_of_charge(tx, receipt.charge_id)
             if known is not None:  # the answer to a retried request
-                return self._find(tx, *known)
-            return releases.insert_stream(tx, self._key, stream, descriptor, charge.scope, receipt.charge_id)
+                return self._known(tx, *known)[1]
+            return streams.insert_stream(
+                tx, self._key, stream, descriptor, charge.scope, receipt.charge_id, paid
+            )
 
-        locks = book.scope_lock(charge.scope), releases.stream_lock(stream.name)
+        locks = scope_book.scope_lock(charge.scope), streams.stream_lock(stream.name)
         return self._writer.run(work, *locks)
+
+    def quote_horizon(self, stream: str, incarnation: int, slack_horizon: int) -> Receipt:
+        """See `LedgerStore`."""
+
+        def work(tx: Transaction) -> Receipt:
+            _, opened = self._known(tx, stream, incarnation)
+            return horizon.quote_extension(tx, self._key, opened, slack_horizon)
+
+        return self._read(work)
+
+    def extend_horizon(self, stream: str, incarnation: int, slack_horizon: int) -> Receipt:
+        """See `LedgerStore`."""
+        _, found = self._read(lambda tx: self._known(tx, stream, incarnation))
+
+        def work(tx: Transaction) -> Receipt:
+            return horizon.extend(tx, self._key, *self._known(tx, stream, incarnation), slack_horizon)
+
+        return self._writer.run(work, scope_book.scope_lock(found.scope), streams.stream_lock(stream))
 
     def find_stream(self, name: str, incarnation: int | None = None) -> OpenedStream | None:
         """See `LedgerStore`."""
-        found = self._read(lambda tx: releases.read_stream(tx, self._key, name, incarnation))
+        found = self._read(lambda tx: streams.read_stream(tx, self._key, name, incarnation))
         return None if found is None else found[1]
 
     def streams(self) -> list[OpenedStream]:
@@ -114,7 +137,7 @@ class SqlLedger:
 
         def work(tx: Transaction) -> list[OpenedStream]:
             names = [row[0] for row in tx.rows("SELECT name FROM stream ORDER BY name")]
-            found = [releases.read_stream(tx, self._key, name, None) for name in names]
+            found = [streams.read_stream(tx, self._key, name, None) for name in names]
             return [entry[1] for entry in found if entry is not None]
 
         return self._read(work)
@@ -124,28 +147,30 @@ class SqlLedger:
         if not isinstance(holder, str) or not 1 <= len(holder) <= 256 or "\x00" in holder:
             raise InvalidParameter("holder", type(holder).__name__, "a name of 1 to 256 characters")
         pk, _ = self._incarnation(shard)
-        lock = releases.stream_lock(shard.stream)
-        return self._writer.run(lambda tx: releases.acquire(tx, self._key, pk, shard, holder), lock)
+        lock = streams.stream_lock(shard.stream)
+        return self._writer.run(lambda tx: heads.acquire(tx, self._key, pk, shard, holder), lock)
 
     def head(self, shard: ShardRef) -> Head:
         """See `LedgerStore`."""
         pk, _ = self._incarnation(shard)
-        return self._read(lambda tx: releases.read_head(tx, self._key, pk, shard).head)
+        return self._read(lambda tx: heads.read_head(tx, self._key, pk, shard).head)
 
     def commit_ticks(
         self, shard: ShardRef, epoch: int, first: int, rows: Sequence[ReleaseRow], last: int, sealed: bytes
     ) -> Head:
         """See `LedgerStore`."""
         pk, opened = self._incarnation(shard)
-        keys = opened.shard_keys(shard.shard)
-        releases.check_rows(keys, first, rows, last)
+        if opened.slack_horizon is not None and last > opened.slack_horizon:
+            self._opened.pop((shard.stream, shard.incarnation))  # it may have been extended since
+            pk, opened = self._incarnation(shard)
+        ticks = releases.checked_ticks(opened.shard_keys(shard.shard), first, rows, last)
+        releases.require_paid(opened, last)
         if not isinstance(sealed, bytes | bytearray) or not sealed:
             raise InvalidParameter("sealed", type(sealed).__name__, "the sealed state as bytes")
+        state = bytes(sealed)
         return self._writer.run(
-            lambda tx: releases.append_ticks(
-                tx, self._key, pk, shard, keys, epoch, first, rows, last, bytes(sealed)
-            ),
-            releases.stream_lock(shard.stream),
+            lambda tx: releases.append_ticks(tx, self._key, pk, shard, epoch, ticks, state),
+            streams.stream_lock(shard.stream),
         )
 
     def releases(self, shard: ShardRef, after_t: int, limit: int) -> list[ReleaseRow]:
@@ -156,7 +181,7 @@ class SqlLedger:
         ticks = max(1, limit // max(1, len(opened.shard_keys(shard.shard))))
 
         def work(tx: Transaction) -> list[ReleaseRow]:
-            head = releases.read_head(tx, self._key, pk, shard).head
+            head = heads.read_head(tx, self._key, pk, shard).head
             if after_t < head.folded_t:
                 raise IntegrityError(f"rows up to tick {head.folded_t} are folded into the checkpoint")
             rows = releases.read_rows(tx, pk, shard.shard, after_t, min(after_t + ticks, head.t))
@@ -189,42 +214,18 @@ class SqlLedger:
     def mark_published(self, shard: ShardRef, epoch: int, t: int, mark: int) -> None:
         """See `LedgerStore`."""
         pk, _ = self._incarnation(shard)
-        lock = releases.stream_lock(shard.stream)
-        self._writer.run(lambda tx: releases.mark_published(tx, self._key, pk, shard, epoch, t, mark), lock)
+        lock = streams.stream_lock(shard.stream)
+        self._writer.run(lambda tx: heads.mark_published(tx, self._key, pk, shard, epoch, t, mark), lock)
 
     def fold(self, shard: ShardRef, epoch: int, through_t: int) -> int:
         """See `LedgerStore`."""
         pk, _ = self._incarnation(shard)
-        lock = releases.stream_lock(shard.stream)
+        lock = streams.stream_lock(shard.stream)
         return self._writer.run(lambda tx: releases.fold(tx, self._key, pk, shard, epoch, through_t), lock)
 
     def verify(self) -> VerifyReport:
         """See `LedgerStore`."""
-        problems = self._backend.check()
-        scopes = self._read(lambda tx: tx.rows("SELECT name FROM scope ORDER BY name"))
-        charges = 0
-        for (name,) in scopes:
-            rows, found = verify_scope(self._backend, self._key, name)
-            charges += rows
-            problems += found
-        shards, released = 0, 0
-        for name, incarnation in self._read(
-            lambda tx: tx.rows(
-                "SELECT s.name, i.incarnation FROM incarnation i JOIN stream s ON s.stream_pk = i.stream_pk"
-                " ORDER BY s.name, i.incarnation"
-            )
-        ):
-            try:
-                pk, opened = self._incarnation(ShardRef(name, incarnation, 0))
-            except IntegrityError as error:
-                problems.append(str(error))
-                continue
-            for shard in range(opened.shards):
-                rows, found = verify_shard(self._backend, self._key, pk, opened, shard)
-                shards += 1
-                released += rows
-                problems += found
-        return VerifyReport(len(scopes), charges, shards, released, tuple(problems))
+        return verify_ledger(self._backend, self._key)
 
     def close(self) -> None:
         """See `LedgerStore`."""
@@ -236,7 +237,8 @@ class SqlLedger:
     def _record(self, request: ChargeRequest, ttl_ms: int | None) -> Receipt:
         price = self._price(request)
         return self._writer.run(
-            lambda tx: book.record(tx, self._key, request, price, ttl_ms), book.scope_lock(request.scope)
+            lambda tx: book.record(tx, self._key, request, price, ttl_ms),
+            scope_book.scope_lock(request.scope),
         )
 
     def _price(self, request: ChargeRequest) -> Cost:
@@ -247,33 +249,28 @@ class SqlLedger:
         return cost(scope, request)
 
     def _charge_lock(self, charge_id: str, principal: str) -> str:
-        return book.scope_lock(self._read(lambda tx: book.scope_of_charge(tx, charge_id, principal)))
+        return scope_book.scope_lock(self._read(lambda tx: book.scope_of_charge(tx, charge_id, principal)))
 
     def _expire_scope(self, name: str) -> int:
         def work(tx: Transaction) -> int:
-            return book.expire_due(tx, self._key, book.read_scope(tx, self._key, name), tx.now_ms())
+            return book.expire_due(tx, self._key, scope_book.read_scope(tx, self._key, name), tx.now_ms())
 
         total, once = 0, -1
         while once:
-            once = self._writer.run(work, book.scope_lock(name))
+            once = self._writer.run(work, scope_book.scope_lock(name))
             total += once
         return total
 
     def _incarnation(self, shard: ShardRef) -> tuple[int, OpenedStream]:
         key = shard.stream, shard.incarnation
         if key not in self._opened:
-            found = self._read(lambda tx: releases.read_stream(tx, self._key, *key))
-            if found is None:
-                raise InvalidParameter(
-                    "shard", f"{shard.stream}/{shard.incarnation}", "a stream in this ledger"
-                )
-            self._opened[key] = found
+            self._opened[key] = self._read(lambda tx: self._known(tx, *key))
         pk, opened = self._opened[key]
         integer("shard", shard.shard, low=0, high=opened.shards - 1)
         return pk, opened
 
-    def _find(self, tx: Transaction, name: str, incarnation: int) -> OpenedStream:
-        found = releases.read_stream(tx, self._key, name, incarnation)
+    def _known(self, tx: Transaction, name: str, incarnation: int) -> tuple[int, OpenedStream]:
+        found = streams.read_stream(tx, self._key, name, incarnation)
         if found is None:
-            raise IntegrityError(f"stream {name} lost an incarnation")
-        return found[1]
+            raise InvalidParameter("stream", f"{name}/{incarnation}", "a stream in this ledger")
+        return found
