@@ -154,9 +154,12 @@ class LocalCluster:
     def start_node(self, node: int, *, wait: bool = True) -> None:
         """Start one node (again)."""
         log = (self._folder / f"node-{node}.log").open("ab")
+        # where it can be said, the kernel stops the broker when whoever started it is killed
+        bound = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with log:
             self._processes[node] = subprocess.Popen(
                 [
+                    *bound,
                     "java",
                     "-Xms64m",
                     "-Xmx256m",
