@@ -10,7 +10,13 @@ import math
 
 import pytest
 
-from evertally.accountants import BallsInBins, BandedSquareRoot, Identity, gaussian_noise_multiplier, renyi_divergence
+from evertally.accountants import (
+    BallsInBins,
+    BandedSquareRoot,
+    Identity,
+    gaussian_noise_multiplier,
+    renyi_divergence,
+)
 from evertally.accountants.conversion import log_delta_from_moments
 from evertally.accountants.renyi import direction_lines
 from evertally.accountants.renyi_lines import BandLine, GaussianLine, least_moments
@@ -76,7 +82,9 @@ GAUSSIAN_NOISE = [
 ]
 
 
-def remove_noise(strategy: Strategy, scheme: BallsInBins, epsilon: float, delta: float, order_max: int) -> float:
+def remove_noise(
+    strategy: Strategy, scheme: BallsInBins, epsilon: float, delta: float, order_max: int
+) -> float:
     """Noise from the remove direction's exact lines alone, on orders 2..order_max."""
     gram = strategy.gram(scheme)
     lines = [line for line in direction_lines(gram, "remove") if isinstance(line, BandLine | GaussianLine)]
@@ -95,7 +103,9 @@ def test_identity_divergence(epochs: int, batches: int, sigma: float, order: int
 
 
 @pytest.mark.parametrize(("rows", "batches", "bands", "sigma", "order", "expected"), BANDED)
-def test_banded_divergence(rows: int, batches: int, bands: int, sigma: float, order: int, expected: float) -> None:
+def test_banded_divergence(
+    rows: int, batches: int, bands: int, sigma: float, order: int, expected: float
+) -> None:
     scheme = BallsInBins(batches, rows // batches)
     found = renyi_divergence(BandedSquareRoot(bands), scheme, sigma, order)
     assert found == pytest.approx(expected, rel=1e-10)
@@ -115,7 +125,9 @@ def test_banded_noise_on_orders_2_to_8(
     rows: int, batches: int, bands: int, epsilon: float, delta: float, expected: float
 ) -> None:
     scheme = BallsInBins(batches, rows // batches)
-    assert remove_noise(BandedSquareRoot(bands), scheme, epsilon, delta, 8) == pytest.approx(expected, rel=1e-6)
+    assert remove_noise(BandedSquareRoot(bands), scheme, epsilon, delta, 8) == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "expected"), GAUSSIAN_NOISE)

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from evertally.accountants import BallsInBins, BandedSquareRoot, Identity, LowerTriangular, ledger_renyi
-from evertally.accountants import renyi_divergence
+from evertally.accountants import (
+    BallsInBins,
+    BandedSquareRoot,
+    Identity,
+    LowerTriangular,
+    ledger_renyi,
+    renyi_divergence,
+)
 from evertally.accountants.banded_moments import banded_log_moments, flush_order_max
 from evertally.accountants.gram import Gram
 from evertally.accountants.negative_moments import allocation_add_log_moments
@@ -208,8 +214,10 @@ def test_truncation_never_mixes_distances() -> None:
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 @pytest.mark.parametrize("cyclic", [True, False])
 def test_truncated_bounds_are_above_the_exact_divergence(width: int, cyclic: bool) -> None:
-    gram = dense_gram_of(0.6) if cyclic else LowerTriangular(np.tril(np.full((6, 6), 0.3)) + np.eye(6)).gram(
-        BallsInBins(6, 1)
+    gram = (
+        dense_gram_of(0.6)
+        if cyclic
+        else LowerTriangular(np.tril(np.full((6, 6), 0.3)) + np.eye(6)).gram(BallsInBins(6, 1))
     )
     if cyclic and width > 3:
         pytest.skip("needs 2 p - 1 bins")
@@ -225,7 +233,9 @@ def test_truncated_bounds_are_above_the_exact_divergence(width: int, cyclic: boo
 
 def test_divergence_is_monotone() -> None:
     scheme = BallsInBins(20, 3)
-    by_order = [renyi_divergence(BandedSquareRoot(3), scheme, 2.0, a) for a in (1.1, 1.5, 2, 2.5, 3, 4, 8, 16, 64)]
+    by_order = [
+        renyi_divergence(BandedSquareRoot(3), scheme, 2.0, a) for a in (1.1, 1.5, 2, 2.5, 3, 4, 8, 16, 64)
+    ]
     assert all(low <= high * (1 + 1e-14) for low, high in itertools.pairwise(by_order))
     by_noise = [renyi_divergence(BandedSquareRoot(3), scheme, s, 4) for s in (0.5, 1, 2, 4, 8)]
     assert by_noise == sorted(by_noise, reverse=True)

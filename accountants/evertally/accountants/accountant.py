@@ -1,8 +1,8 @@
-"""The accountant: for one mechanism and one target, the least of all valid upper bounds, and how far it may be off.
+"""The accountant: for one mechanism and one target, the least of all valid upper bounds, and its gap.
 
-Every curve is a valid (epsilon, delta) statement, so at a fixed epsilon or delta the smallest is one too. (For a
-later composition choose one curve; minima of different curves do not compose.) The certified lower bound says
-how much any better accountant could still gain.
+Every curve is a valid (epsilon, delta) statement, so at a fixed epsilon or delta the smallest is one too.
+(For a later composition choose one curve; minima of different curves do not compose.) The certified lower
+bound says how much any better accountant could still gain.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def calibrate_noise_multiplier(
         UnsupportedMechanism: no valid bound is known for the combination, or the bounds asked for cannot
             reach the target.
 
-    >>> found = calibrate_noise_multiplier(Identity(), BallsInBins(batches=1000, epochs=1), epsilon=8.0, delta=1e-5)
+    >>> scheme = BallsInBins(batches=1000, epochs=1)
+    >>> found = calibrate_noise_multiplier(Identity(), scheme, epsilon=8.0, delta=1e-5)
     >>> round(found.value, 3)
     0.364
     """
@@ -264,7 +265,7 @@ def _calibrate(curve: Curve, epsilon: float, delta: float, start: float, *, know
         whole, narrow = curve, curve.focused(start, epsilon)
         curve = narrow
         _, admitted = smallest_admitted(log_excess, start, tolerance=_COARSE, low=start * 1e-4, step=step)
-        settled = whole.focused(admitted, epsilon) == narrow
+        settled = narrow.covers(whole.focused(admitted, epsilon))
         start, step = admitted, 1.0 + _COARSE
         if settled:
             break

@@ -43,7 +43,7 @@ _Sweep = Callable[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """States (window counts, balls) with window sum <= balls <= budget, sorted by (all but oldest, balls, oldest).
+    """States (window counts, balls), window sum <= balls <= budget, by (all but oldest, balls, oldest).
 
     Attributes:
         budget: balls that may still be thrown.
@@ -101,7 +101,7 @@ def banded_log_moments(
     )
     moments += 2.0 * _UNIT * (rounding + log_factorial)
     moments[:2] = 0.0
-    return np.maximum(moments, 0.0)
+    return np.asarray(np.maximum(moments, 0.0))
 
 
 def sweep_operations(batches: int, width: int, order_max: int, *, cyclic: bool) -> float:
@@ -112,7 +112,7 @@ def sweep_operations(batches: int, width: int, order_max: int, *, cyclic: bool) 
 
 @lru_cache(maxsize=256)
 def flush_order_max(batches: int) -> int:
-    """Largest order whose terms lost to underflow are below 1e-15 of the moment: b (b+a-1)!/(b-1)! 2.3e-308."""
+    """Largest order at which underflow loses below 1e-15 of the moment: b (b+a-1)!/(b-1)! 2.3e-308."""
     order = 1
     log_terms = 2.0 * math.log(batches)
     while log_terms + math.log(batches + order) + _LOG_SMALLEST <= math.log(1e-15):
@@ -132,7 +132,7 @@ def _walk(
     state[0] = _start_weights(diagonals, starts, peak, used)
     base = -peak * (tables.balls + used)
     state = sweep(state, diagonals, base, own[:, : budget + 1], _touching(diagonals, starts), tables)
-    return np.bincount(tables.balls, weights=state.sum(axis=1), minlength=budget + 1)
+    return np.asarray(np.bincount(tables.balls, state.sum(axis=1), budget + 1), dtype=np.float64)
 
 
 def _start_weights(diagonals: FloatArray, starts: IntArray, peak: float, used: int) -> FloatArray:
@@ -269,7 +269,8 @@ def _numba_sweep() -> _Sweep | None:
         extra = np.array(list(touching.values())) if touching else np.zeros((1, 1))
         shape = (tables.first, tables.length, tables.group_balls, tables.target)
         begin = diagonals.shape[1] - 1 if touching else 0
-        found = kernel(state, diagonals, tables.counts, base, np.ascontiguousarray(own), row, extra, *shape, begin)
+        own = np.ascontiguousarray(own)
+        found = kernel(state, diagonals, tables.counts, base, own, row, extra, *shape, begin)
         return np.asarray(found)
 
     return sweep

@@ -50,7 +50,7 @@ def epsilon_from_moments(moments: FloatArray, delta: float) -> tuple[float, int]
 
 
 def fractional_moment(moments: FloatArray, order: float) -> float:
-    """(a - 1) R_a at a real order a in (1, A]: linear between integers, since it is convex in a, 0 at a = 1."""
+    """(a - 1) R_a at a real order 1 < a <= A: linear between integers, since it is convex in a."""
     below = math.floor(order)
     if below == order:
         return float(moments[below])

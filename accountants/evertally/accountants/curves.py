@@ -19,7 +19,7 @@ from evertally.accountants.conversion import SMALLEST_DELTA, epsilon_from_moment
 from evertally.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from evertally.accountants.gram import Gram
 from evertally.accountants.random_allocation import RandomAllocationPLD
-from evertally.accountants.renyi_lines import Line, scaled_entry
+from evertally.accountants.renyi_lines import scaled_entry
 
 __all__ = [
     "Answer",
@@ -89,16 +89,16 @@ class Renyi:
     """Renyi moments of integer orders, converted.
 
     Attributes:
-        directions: for each direction asked for, the lines whose minimum bounds its moments.
+        directions: for each direction asked for, the lines whose minimum bounds its moments, and orders.
     """
 
-    directions: tuple[tuple[Line, ...], ...]
+    directions: tuple[renyi.Focus, ...]
     source: ClassVar[Source] = "renyi"
 
     @classmethod
     def of(cls, gram: Gram, directions: tuple[Direction, ...], time_budget_s: float) -> Renyi:
         """All lines that the time budget of one sweep affords."""
-        return cls(tuple(renyi.direction_lines(gram, d, time_budget_s) for d in directions))
+        return cls(tuple(renyi.Focus(renyi.direction_lines(gram, d, time_budget_s)) for d in directions))
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
@@ -110,7 +110,14 @@ class Renyi:
 
     def focused(self, sigma: float, epsilon: float) -> Renyi:
         """The lines that matter nearby."""
-        return Renyi(tuple(renyi.focus(found, sigma, epsilon) for found in self.directions))
+        return Renyi(tuple(renyi.focused(found, sigma, epsilon) for found in self.directions))
+
+    def covers(self, other: Curve) -> bool:
+        """Whether this curve has every line of the other."""
+        return isinstance(other, Renyi) and all(
+            set(theirs.lines) <= set(ours.lines)
+            for ours, theirs in zip(self.directions, other.directions, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,10 @@ class Colour:
             for d in self.directions
         )
         return Colour(self.gram, self.directions, best)
+
+    def covers(self, other: Curve) -> bool:
+        """Whether this is the same choice of colours."""
+        return self == other
 
     def _coarse(self, sigma: float, epsilon: float, direction: Direction, colours: int) -> float:
         return colour.delta(self.gram, sigma, epsilon, direction, colours, colour.SCREEN_CELLS)
@@ -232,7 +243,7 @@ class PoissonRenyi:
         rounds: independent rounds a record may be in.
         sensitivity_squared: of one round, at clip norm 1.
 
-    Reference: Mironov, Talwar and Zhang, arXiv 1908.10530, section 3.3 (the moment) and theorem 5 (directions).
+    Reference: Mironov, Talwar and Zhang, arXiv 1908.10530, section 3.3 (the moment), theorem 5 (directions).
     """
 
     sampling_probability: float

@@ -3,7 +3,8 @@
 With |C| the entrywise absolute value and m_i = sum_j |C|[:, i + j b], G_ij = <m_i, m_j>. The privacy of the
 mechanism at noise sigma is bounded by the pair P = (1/b) sum_i N(m_i, sigma^2 I), Q = N(0, sigma^2 I), which
 depends on G / sigma^2 alone (docs/proofs/domination.md). C is not normalised: sigma multiplies the clip norm.
-Every entry is rounded up, which is the safe side (docs/proofs/kahane.md: no divergence falls when entries rise).
+Every entry is rounded up, which is the safe side: no divergence falls when entries rise
+(docs/proofs/kahane.md).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Gram:
         if self.batches > DENSE_BATCHES_MAX:
             raise UnsupportedMechanism(f"no dense Gram matrix above {DENSE_BATCHES_MAX} batches")
         index = np.arange(self.batches)
-        return self.entries[(index[:, None] - index[None, :]) % self.batches]
+        return np.asarray(self.entries[(index[:, None] - index[None, :]) % self.batches])
 
     @property
     def diagonal(self) -> FloatArray:
@@ -154,7 +155,7 @@ def circulant_gram(
     is_identity: bool,
     means: Callable[[], FloatArray],
 ) -> Gram:
-    """A Gram matrix (or a majorant of one) that is circulant, from its first row, which is rounded up already."""
+    """A circulant Gram matrix (or majorant of one), from its first row, which is rounded up already."""
     entries = np.array(row, dtype=np.float64)
     entries.setflags(write=False)
     return Gram(

@@ -104,8 +104,8 @@ def _log_excess(batches: int, g: float, power: float) -> tuple[FloatArray, Float
         shape = power * block + found
         top = max(top, float(shape.max()))
         start = float(block[-1]) + _STEP
-        # every smaller power has died out before, measured from its own peak, when this one has; and where phi
-        # comes near the error that is added to it, the grid ends
+        # every smaller power has died out, measured from its own peak, when this one has; and the grid ends
+        # where phi comes near the error that is added to it
         died = block[-1] > math.log(power + 2.0) and shape[-1] < top - _DEPTH and found[-1] < -_DEPTH
         if died or found[-1] < batches * _LOG_PHI_MIN or block[-1] > _LOG_T_MAX:
             break

@@ -1,8 +1,8 @@
-"""Banded Toeplitz strategies of least error: minimise ||A C^-1||_F sens(C) by L-BFGS, with the exact gradient.
+"""Banded Toeplitz strategies of least error: minimise ||A C^-1||_F sens(C) by L-BFGS, exact gradient.
 
-A is the all-ones lower-triangular matrix of N rows. For Toeplitz C, A C^-1 is Toeplitz with first column s, so
-||A C^-1||_F^2 = sum_d (N - d) s_d^2; and sens(C)^2 = |sum_j |C|[:, j b]|^2, which the first bin attains, since
-every later bin is the same column cut short. The objective does not change when C is scaled, so c_0 = 1.
+A is the all-ones lower-triangular matrix of N rows. For Toeplitz C, A C^-1 is Toeplitz with first column s,
+so ||A C^-1||_F^2 = sum_d (N - d) s_d^2; and sens(C)^2 = |sum_j |C|[:, j b]|^2, which the first bin attains,
+since every later bin is the same column cut short. Scaling C changes nothing, so c_0 = 1.
 
 Reference: Choquette-Choo et al., arXiv 2306.08153, section 4 (banded); Kalinin and Lampert, arXiv 2405.13763.
 """
@@ -10,6 +10,7 @@ Reference: Choquette-Choo et al., arXiv 2306.08153, section 4 (banded); Kalinin 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ def optimise_inverse_taps(bands: int, participation: BallsInBins) -> FloatArray:
 
 
 def objective(taps: FloatArray, participation: BallsInBins) -> tuple[float, FloatArray]:
-    """log(||A C^-1||_F sens(C)) and its gradient, C's first column being `taps`; both in natural logarithm."""
+    """log(||A C^-1||_F sens(C)) and its gradient, C's first column being `taps`."""
     rows = participation.rows
     prefix = _divide(taps, np.ones(rows))
     error, error_slope = _weighted_square(prefix)
@@ -72,15 +73,16 @@ def _minimise(loss: _Objective, start: FloatArray, participation: BallsInBins) -
         return start
 
     def free(tail: FloatArray) -> tuple[float, FloatArray]:
-        # a first step of L-BFGS has length one: in these units it is short enough to stay in the stable region
+        # a first step of L-BFGS has length one: in these units it stays in the stable region
         with np.errstate(over="ignore", invalid="ignore"):
             value, gradient = loss(np.concatenate(([1.0], _STEP * tail)), participation)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return 1e3, np.zeros_like(tail)
         return value, _STEP * gradient[1:]
 
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-10}
-    found = minimize(free, start[1:] / _STEP, jac=True, method="L-BFGS-B", options=options)
+    options: dict[str, Any] = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-10}
+    search: Any = minimize  # its stubs ask for arrays of fixed rank
+    found = search(free, start[1:] / _STEP, jac=True, method="L-BFGS-B", options=options)
     best = np.concatenate(([1.0], _STEP * np.asarray(found.x, dtype=np.float64)))
     return best if loss(best, participation)[0] <= loss(start, participation)[0] else start
 

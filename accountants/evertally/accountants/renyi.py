@@ -24,13 +24,14 @@ from evertally.errors import InvalidParameter
 from evertally.validation import one_of, positive_real, real
 
 __all__ = [
+    "Focus",
     "ORDER_MAX",
     "RenyiResult",
     "TIME_BUDGET_S",
     "delta",
     "direction_lines",
     "epsilon",
-    "focus",
+    "focused",
     "ledger_renyi",
     "renyi_divergence",
 ]
@@ -40,9 +41,8 @@ FloatArray = NDArray[np.float64]
 ORDER_MAX = 1024
 """Largest order that can be asked for."""
 TIME_BUDGET_S = 0.1
-"""Default seconds for one sweep at one noise multiplier; turned into operations, so results never depend on load."""
+"""Default seconds for one sweep at one noise; turned into operations, so results never depend on load."""
 CONVERSION_ORDER_MAX = 256
-_FIRST_ORDER_MAX = 8
 _OPERATIONS_PER_S = 3e8
 _OPERATIONS_PER_S = 3e8
 
@@ -117,36 +117,51 @@ def ledger_renyi(
     )
 
 
-def delta(lines_: tuple[Line, ...], sigma: float, epsilon: float) -> RenyiResult:
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """Lines, and how many orders to begin with.
+
+    Attributes:
+        lines: their minimum bounds the moments of one direction.
+        order_max: largest order that is tried first; more follow while the best order is next to it.
+    """
+
+    lines: tuple[Line, ...]
+    order_max: int = 8
+
+
+def delta(focus: Focus, sigma: float, epsilon: float) -> RenyiResult:
     """Upper bound on delta at `epsilon` >= 0 from these lines; never 0."""
-    log_delta, order, edge = _least_over_orders(lines_, sigma, lambda m: log_delta_from_moments(m, epsilon))
+    log_delta, order, edge = _least_over_orders(focus, sigma, lambda m: log_delta_from_moments(m, epsilon))
     return RenyiResult(max(math.exp(log_delta), SMALLEST_DELTA), order, edge)
 
 
-def epsilon(lines_: tuple[Line, ...], sigma: float, delta: float) -> RenyiResult:
+def epsilon(focus: Focus, sigma: float, delta: float) -> RenyiResult:
     """Upper bound on epsilon >= 0 at `delta` from these lines."""
-    return RenyiResult(*_least_over_orders(lines_, sigma, lambda m: epsilon_from_moments(m, delta)))
+    return RenyiResult(*_least_over_orders(focus, sigma, lambda m: epsilon_from_moments(m, delta)))
 
 
-def focus(lines_: tuple[Line, ...], sigma: float, epsilon: float) -> tuple[Line, ...]:
-    """The few lines that give delta at `epsilon` and noise near `sigma`: less work, and still a bound."""
-    return best_lines(lines_, sigma, delta(lines_, sigma, epsilon).order)
+def focused(focus: Focus, sigma: float, epsilon: float) -> Focus:
+    """The few lines and orders that give delta at `epsilon` and noise near `sigma`: still a bound."""
+    order = delta(focus, sigma, epsilon).order
+    return Focus(best_lines(focus.lines, sigma, order), min(order + 2, CONVERSION_ORDER_MAX))
 
 
 def direction_lines(
     gram: Gram, direction: Direction, time_budget_s: float = TIME_BUDGET_S
 ) -> tuple[Line, ...]:
     """All lines of one direction, for sweeps of at most about `time_budget_s`."""
-    return lines(gram, direction, positive_real("time_budget_s", time_budget_s, high=1e6) * _OPERATIONS_PER_S)
+    operations = positive_real("time_budget_s", time_budget_s, high=1e6) * _OPERATIONS_PER_S
+    return lines(gram, direction, operations)
 
 
 def _least_over_orders(
-    lines_: tuple[Line, ...], sigma: float, convert: Callable[[FloatArray], tuple[float, int]]
+    focus: Focus, sigma: float, convert: Callable[[FloatArray], tuple[float, int]]
 ) -> tuple[float, int, bool]:
-    """Convert with more and more orders until the best one is not the largest."""
-    order_max = _FIRST_ORDER_MAX
+    """Convert with more and more orders until the best one is not among the two largest."""
+    order_max = focus.order_max
     while True:
-        value, order = convert(least_moments(lines_, sigma, order_max))
+        value, order = convert(least_moments(focus.lines, sigma, order_max))
         if order < order_max - 1 or order_max >= CONVERSION_ORDER_MAX:
             return value, order, order >= CONVERSION_ORDER_MAX
-        order_max *= 2
+        order_max = min(2 * order_max, CONVERSION_ORDER_MAX)

@@ -8,7 +8,7 @@ colour bound, the closed form and the Gaussian. See docs/proofs/renyi.md, trunca
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -42,7 +42,7 @@ _FEW_BATCHES = 12
 _ENUMERATED_MAX = 20_000
 
 
-class Line(Protocol):
+class Line(Hashable, Protocol):
     """An upper bound on log moments (a - 1) R_a at any noise; hashable."""
 
     def moments(self, scale: float, order_max: int) -> FloatArray:
@@ -282,7 +282,7 @@ def _near_divisor(batches: int, colours: int) -> int:
 
 
 def _colouring(gram: Gram, colours: int) -> _Colouring:
-    """Classes of one size share the largest entries among them: fewer integrals, and entries may only rise."""
+    """Classes of one size share their largest entries: fewer integrals, and entries may only rise."""
     by_size: dict[int, list[tuple[float, float]]] = {}
     for size, peak, residue in gram.classes(colours):
         by_size.setdefault(size, []).append((peak, residue))

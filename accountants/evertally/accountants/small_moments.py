@@ -24,8 +24,9 @@ _DISTINCT_MAX = 64
 def diagonal_log_moments(diagonal: FloatArray, order_max: int) -> FloatArray:
     """Moments of orders 0..order_max for G = diag(diagonal); any number of bins, any size of entry.
 
-    The moment is a! b^-a times the a-th coefficient of prod_i f_i, f_i(x) = sum_n x^n exp(G_ii n (n-1) / 2) / n!:
-    equal factors are raised to their power by repeated squaring of log coefficients, all terms positive.
+    The moment is a! b^-a times the a-th coefficient of the product over bins of
+    f_i(x) = sum_n x^n exp(G_ii n (n - 1) / 2) / n!. Equal factors are raised to their power by repeated
+    squaring of log coefficients, all terms positive.
     Beyond 64 distinct entries they are rounded up to 64 of them.
     """
     batches = diagonal.size

@@ -1,8 +1,8 @@
 """Strategies: the lower-triangular matrix C whose inverse correlates the noise.
 
-Every strategy is a frozen description by public parameters. An optimised strategy depends on the participation
-too, so the column is asked for together with it. `normalize_columns` divides each column of C by its norm; it
-is a field, so it is recorded wherever the strategy is.
+Every strategy is a frozen description by public parameters. An optimised strategy depends on the
+participation too, so the column is asked for together with it. `normalize_columns` divides each column of
+C by its norm; it is a field, so it is recorded wherever the strategy is.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class BandMF:
 
 @dataclass(frozen=True, slots=True)
 class BandedInverseMF:
-    """Toeplitz C with a banded inverse of least ||A C^-1||_F sens(C), optimised for the participation at hand.
+    """Toeplitz C with a banded inverse of least ||A C^-1||_F sens(C), for the participation at hand.
 
     Attributes:
         bands: non-zero diagonals of C^-1, 1..4096.

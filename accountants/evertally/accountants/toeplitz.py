@@ -84,9 +84,7 @@ def toeplitz_gram(column: Column, participation: BallsInBins, *, normalize_colum
     taps, magnitudes = column.taps[:length], column.magnitudes[:length]
     small = batches <= DENSE_BATCHES_MAX and rows * batches <= _CELLS_MAX
     if normalize_columns and not small:
-        raise UnsupportedMechanism(
-            f"column normalisation above {DENSE_BATCHES_MAX} batches or {_CELLS_MAX} means"
-        )
+        raise UnsupportedMechanism(f"column normalisation above {DENSE_BATCHES_MAX} batches")
     shrink = 1.0 - (rows + 8) * 4.0 * _UNIT
     squares = np.cumsum(np.maximum(np.abs(taps) - column.error[:length], 0.0) ** 2)
     if not small:
@@ -125,9 +123,7 @@ def _shifted_means(taps: FloatArray, scale: FloatArray, participation: BallsInBi
     """sum_j of the columns i + j b, shape (rows, b): column s is `taps` from row s on, times scale[s]."""
     batches, rows = participation.batches, participation.rows
     if rows * batches > _CELLS_MAX:
-        raise UnsupportedMechanism(
-            f"the dense means of {rows} rows and {batches} batches do not fit in memory"
-        )
+        raise UnsupportedMechanism(f"dense means of {rows} rows and {batches} batches do not fit")
     means = np.zeros((rows, batches))
     for start in range(rows):
         stop = min(rows, start + taps.size)
@@ -142,11 +138,11 @@ def _folded_row(magnitudes: FloatArray, batches: int, epochs: int) -> FloatArray
         right = np.correlate(magnitudes, magnitudes, mode="full")[length - 1 :]
         row[:length] += right
         row[(batches - np.arange(1, length)) % batches] += right[1:]
-        return epochs * row * (1.0 + (length + 8) * 4.0 * _UNIT)
+        return np.asarray(epochs * row * (1.0 + (length + 8) * 4.0 * _UNIT))
     folded = np.zeros(-(-length // batches) * batches)
     folded[:length] = magnitudes
     folded = folded.reshape(-1, batches).sum(axis=0)
     spectrum = np.abs(np.fft.rfft(folded)) ** 2
     row = np.fft.irfft(spectrum, batches)
     rounding = (64.0 * np.log2(batches + 2.0) + length / batches + 8.0) * _UNIT * float(folded @ folded)
-    return epochs * (np.maximum(row, 0.0) + 4.0 * rounding)
+    return np.asarray(epochs * (np.maximum(row, 0.0) + 4.0 * rounding))
