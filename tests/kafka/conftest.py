@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,15 @@ def cluster(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The broker behind `servers`."""
     with LocalCluster(kafka_jars, tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _collect_what_clients_leave() -> Iterator[None]:
+    """kafka-python leaves sockets of lost connections to the collector: collect them here, not later."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def three(kafka_jars: Path, tmp_path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_of_three_killed_five_times(three: LocalCluster, tmp_path: Path) -> None:
     chance = random.Random(7)
     stream = KafkaStream(three.bootstrap_servers, tmp_path, replication=3, tick_s=1.0)

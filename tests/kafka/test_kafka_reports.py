@@ -62,6 +62,7 @@ def test_a_poison_record_reaches_the_dead_letters_and_nothing_else(stream: Kafka
     stream.judge()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_killed_and_started_again(kafka_jars: Path, tmp_path: Path) -> None:
     """kafka-python#1306, #1848: stuck after a broker restart."""
     folder = tmp_path / "broker"

@@ -20,7 +20,7 @@ from evertally.pipelines.kafka.broker import Broker, TopicPartition
 __all__ = ["OffsetText", "Outgoing", "Transactions"]
 
 _LOG: Final = logging.getLogger(__name__)
-_WAIT_S: Final = 60.0
+_WAIT_S: Final = 20.0  # longer than the transactions live on the broker
 
 
 class Outgoing(NamedTuple):
