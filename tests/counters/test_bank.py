@@ -186,6 +186,21 @@ def test_ticks_of_the_wrong_width_are_refused() -> None:
         new_bank(3).close_ticks(bad)
 
 
+@pytest.mark.parametrize("amount", [1.0, float("nan"), True, np.int64(1), np.float64(2), "3", None, 1j])
+def test_ticks_of_inexact_amounts_are_refused_before_a_draw(amount: object) -> None:
+    bank = new_bank(2)
+    with pytest.raises(InvalidParameter, match="amounts"):
+        bank.close_ticks([[0, 1], [0, amount]])  # type: ignore[list-item]  # deliberately wrong
+    assert bank.t == 0
+    assert bank.snapshot() == new_bank(2).snapshot()
+
+
+@pytest.mark.parametrize("position", [-1, 2, 0.0, True, None, float("nan")])
+def test_positions_are_integers_of_the_bank(position: object) -> None:
+    with pytest.raises(InvalidParameter, match="position"):
+        new_bank(2).add(position, 1)  # type: ignore[arg-type]  # deliberately wrong
+
+
 @pytest.mark.parametrize("field", ["mu", "clip"])
 @pytest.mark.parametrize("value", [0, -0.0, 5e-324, float("inf"), float("nan"), -1])
 def test_unusable_parameters_are_refused_at_start(field: str, value: float) -> None:

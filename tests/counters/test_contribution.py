@@ -95,6 +95,12 @@ def test_values_are_clipped_into_the_range() -> None:
     assert [Contribution(clip=3, lower=-3).clip_value(v) for v in (-(10**40), -1, 4)] == [-3, -1, 3]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2.5, True, np.int64(1), "1", None])
+def test_a_value_that_is_no_exact_integer_is_not_clipped_into_the_range(value: object) -> None:
+    with pytest.raises(InvalidParameter, match="value"):
+        Contribution(clip=3, lower=-3).clip_value(value)  # type: ignore[arg-type]  # deliberately wrong
+
+
 @pytest.mark.parametrize(
     "fields",
     [

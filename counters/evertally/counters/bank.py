@@ -24,6 +24,7 @@ from evertally.counters.grid import SLACK_HORIZON, Grid
 from evertally.counters.noise_power import noise_power_track, standard_error_text
 from evertally.counters.snapshot import frame, unframe
 from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
+from evertally.validation import integer
 
 __all__ = ["CounterBank", "TickRelease", "noise_in_counts"]
 
@@ -58,6 +59,11 @@ def noise_in_counts(z: NDArray[np.int64], h: NDArray[np.int64], q: int) -> NDArr
     if z.dtype != np.int64 or h.dtype != np.int64:
         raise TypeError("noise arrives as int64 grid units")
     return (2 * (z + h) + q) // (2 * q)
+
+
+def _exact(tick: Sequence[int]) -> bool:
+    kinds = set(map(type, tick))
+    return kinds <= {int} or all(issubclass(kind, int) and kind is not bool for kind in kinds)
 
 
 class CounterBank:
@@ -138,9 +144,7 @@ class CounterBank:
         """
         if isinstance(amount, bool) or not isinstance(amount, int):
             raise InvalidParameter("amount", type(amount).__name__, "an exact int")
-        if not 0 <= position < self._keys:
-            raise InvalidParameter("position", position, f"an integer in [0, {self._keys - 1}]")
-        self._open[position] += amount
+        self._open[integer("position", position, low=0, high=self._keys - 1)] += amount
 
     def close_tick(self) -> TickRelease:
         """Close the open tick, empty or not, and release every key's noisy total."""
@@ -152,10 +156,14 @@ class CounterBank:
         """Close several ticks at once, given each tick's exact integers, one a key.
 
         Raises:
+            InvalidParameter: ticks of another width, or amounts that are no exact ints (a numpy integer
+                would wrap around); nothing is drawn.
             UnsupportedMechanism: a tick lies past the mechanism's or the slack horizon; nothing is drawn.
         """
         if any(len(tick) != self._keys for tick in amounts):
             raise InvalidParameter("amounts", "ticks of differing width", f"{self._keys} integers a tick")
+        if not all(_exact(tick) for tick in amounts):
+            raise InvalidParameter("amounts", "amounts of another type", "exact ints")
         self._refuse_past_horizon(self.t + len(amounts))
         first = self.t + 1
         noise = noise_in_counts(*self._engine.run(len(amounts)), self._grid.q)

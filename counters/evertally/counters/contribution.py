@@ -74,7 +74,9 @@ class Contribution:
         return min(positive_integer("counters", counters), times * self.participations * self.per_tick)
 
     def clip_value(self, value: int) -> int:
-        """`value` clipped into [lower, clip]."""
+        """`value` clipped into [lower, clip]; only an exact int has a place there (a NaN would become C)."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidParameter("value", type(value).__name__, "an exact int")
         return max(self.lower, min(self.clip, value))
 
     def _adjacency_factor(self, factorization: Factorization) -> float:
