@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,7 @@ def test_other_takes_undeclared_keys(gates: Path, cli: Cli) -> None:
         (np.random.default_rng(3).bytes(9000), "binary"),
         (b"when,gate,who,amount\n", "source.timestamp"),
         (b"\x1f\x8b", "complete gzip"),
+        (b"at,gate," + b"x," * 70_000 + b"\n2024-01-01T01:00Z,north\n", "first line"),
     ],
 )
 def test_unusable_files_release_nothing(gates: Path, cli: Cli, content: bytes, expected: str) -> None:
@@ -186,6 +188,42 @@ def test_unusable_files_release_nothing(gates: Path, cli: Cli, content: bytes, e
     (gates / "events.csv").write_text("at,gate\n")  # header only: valid, and every tick is released
     assert cli("run", "-c", gates / "run.toml")[0] == 0
     assert len(list(read_releases(gates / "releases.jsonl")[1])) == 12
+
+
+ROWS = b"2024-01-01T01:00Z,north,patient-4711\n" * 90
+HEADER = b"at,gate,who\n"
+ZIPPED = gzip.compress(HEADER + ROWS)
+
+
+@pytest.mark.parametrize(
+    ("content", "hidden"),
+    [
+        (ROWS, ["4711", "north"]),  # no header: its first line is somebody's event
+        (ZIPPED + b"~~patient", ["~~"]),
+        (ZIPPED[:-8] + b"\x04\x03\x02\x01" + ZIPPED[-4:], [f"{zlib.crc32(HEADER + ROWS):x}"]),
+        (ZIPPED[:-4] + b"\0\0\0\1", []),
+    ],
+)
+def test_messages_about_unusable_files_quote_nothing_of_them(
+    gates: Path, cli: Cli, content: bytes, hidden: list[str]
+) -> None:
+    (gates / "events.csv").write_bytes(content)
+    code, out, err = cli("run", "-c", gates / "run.toml", "--json")
+    assert code == 2
+    assert [text for text in hidden if text in (out + err).replace(str(gates), "")] == []
+
+
+def test_a_misspelt_column_is_told_the_near_ones(gates: Path, cli: Cli) -> None:
+    edit(gates, 'key = "gate"', 'key = "gates"')
+    code, _, err = cli("run", "-c", gates / "run.toml")
+    assert (code, "did you mean gate?" in err) == (2, True)
+
+
+def test_a_closed_standard_input_is_named(gates: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(gates, 'path = "events.csv"', 'path = "-"\nformat = "csv"')
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = cli("run", "-c", gates / "run.toml")
+    assert (code, "an open standard input" in err) == (2, True)
 
 
 def test_json_lines_from_standard_input(gates: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

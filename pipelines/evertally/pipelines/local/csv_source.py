@@ -6,6 +6,7 @@ A record is a line: a quote that is never closed costs its own line and no other
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -71,6 +72,10 @@ class _Columns:
 
     @classmethod
     def of_header(cls, line: bytes, fields: FieldNames) -> _Columns:
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidParameter(
+                "source.path", "a longer first line", f"at most {MAX_LINE_BYTES} bytes of it"
+            )
         try:
             names = _record(line.removeprefix(b"\xef\xbb\xbf").decode())
         except (UnicodeDecodeError, csv.Error):
@@ -171,9 +176,10 @@ def _record(text: str) -> list[str]:
 
 def _index(names: list[str], role: str, name: str) -> int:
     if names.count(name) != 1:
-        known = ", ".join(names[:20])
-        expected = (
-            "a column that stands once in the header" if name in names else f"one of the columns {known}"
-        )
+        # only names like this one are shown: the first line of a file without a header is somebody's data
+        near = difflib.get_close_matches(name, names, 3)
+        expected = "a column that stands once in the first line"
+        if near and name not in names:
+            expected += f"; did you mean {' or '.join(near)}?"
         raise InvalidParameter(f"source.{role}", name, expected)
     return names.index(name)

@@ -68,6 +68,8 @@ class LineReader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._digest = hashlib.sha256()
+        if path == "-" and sys.stdin is None:
+            raise InvalidParameter("source.path", path, "an open standard input")
         try:
             self._file: BinaryIO = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115 - closed at the end of blocks()
         except (OSError, ValueError) as error:
@@ -82,9 +84,11 @@ class LineReader:
         """Every line in blocks of about 1 MiB; ends normally only after the verified end of the input."""
         try:
             yield from self._split(self._verified(self._file))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            # what zlib says is about the format, never about the contents
-            raise InvalidParameter("source.path", self._path, f"a complete gzip file ({error})") from None
+        except EOFError:
+            raise InvalidParameter("source.path", self._path, "a complete gzip file; it ends early") from None
+        except (gzip.BadGzipFile, zlib.error):
+            # what these say may quote bytes of the input, or the checksum of what was counted
+            raise InvalidParameter("source.path", self._path, "a complete gzip file; it is damaged") from None
         except OSError as error:
             raise InvalidParameter("source.path", self._path, f"a readable file ({error.strerror})") from None
         finally:
