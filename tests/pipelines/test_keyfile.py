@@ -67,6 +67,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         KeyFile.open(tmp_path / "absent")
     with pytest.raises(InvalidParameter):
         KeyFile.open(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(InvalidParameter, match="regular file"):  # and it does not wait for a writer
+        KeyFile.open(tmp_path / "pipe")
     with pytest.raises(InvalidParameter, match="existing folder"):
         KeyFile.create(tmp_path / "no" / "k")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,12 @@ def test_a_good_configuration(gates: Path) -> None:
         ("start = 2024-01-01T00:00:00Z", "start = 0", "stream.start"),
         ("end = 2024-01-01T06:00:00Z", "end = 2024-01-01T06:30:00Z", "stream.end"),
         ("end = 2024-01-01T06:00:00Z", "end = 2023-01-01T06:00:00Z", "stream.end"),
+        ("start = 2024-01-01T00:00:00Z", 'start = "0001-01-01T00:00:00+10:00"', "stream.start"),
+        ("start = 2024-01-01T00:00:00Z", "start = 0001-01-01T00:00:00+10:00", "stream.start"),
+        ("end = 2024-01-01T06:00:00Z", 'end = "9999-12-31T23:59:60Z"', "stream.end"),
+        ("end = 2024-01-01T06:00:00Z", 'end = "9999-12-31T23:00:00-01:00"', "stream.end"),
+        ('keys = ["north", "south"]', 'keys = ["north", "so\\u0000uth"]', "stream.keys"),
+        ('keys = ["north", "south"]', f'keys = ["north", "{"k" * 257}"]', "stream.keys"),
         ("tick_s = 3600", "tick_s = 0", "stream.tick_s"),
         ("tick_s = 3600", "tick_s = nan", "stream.tick_s"),
         ("tick_s = 3600", "tick_s = 0.0001", "stream.tick_s"),
@@ -104,6 +111,23 @@ def test_each_mistake_is_named(gates: Path, cli: Cli, old: str, new: str, field:
     assert re.search(rf"\b{re.escape(field)}: got .*, expected ", err), err
     assert "Traceback" not in out + err
     assert not (gates / "key").exists()
+
+
+@pytest.mark.parametrize("name", ["key", "state.sqlite", "events.csv"])
+def test_a_hard_link_is_no_other_file(gates: Path, cli: Cli, name: str) -> None:
+    (gates / name).touch(0o600)
+    before = (gates / name).read_bytes()
+    os.link(gates / name, gates / "dead.jsonl")
+    code, _, err = cli("run", "-c", gates / "run.toml")
+    assert (code, "another file than output.dead_letters" in err) == (2, True)
+    assert (gates / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_the_files_beside_the_state_are_taken(gates: Path, suffix: str) -> None:
+    path = change(gates, '"dead.jsonl"', f'"state.sqlite{suffix}"')
+    with pytest.raises(InvalidConfig, match=r"state\.path.*another file than output\.dead_letters"):
+        load_config(path)
 
 
 def test_all_mistakes_come_at_once(gates: Path, cli: Cli) -> None:

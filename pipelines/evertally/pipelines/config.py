@@ -5,6 +5,7 @@ Every path in it is relative to the file's own folder. docs/reference-config.md 
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,13 +164,20 @@ def _path_of(source: SourceConfig | None) -> Path | None:
 def _check_distinct(paths: tuple[Path | None, ...], mistakes: Mistakes) -> None:
     """No file may be two things: an output written over the input or over the key would be lost."""
     names = ("output.releases", "output.dead_letters", "state.path", "state.key_file", "source.path")
-    seen: dict[Path, str] = {}
+    seen: dict[Path | tuple[int, int], str] = {}
     for name, path in zip(names, paths, strict=True):
         if path is None or str(path) == "-":
             continue
         real = path.resolve()
-        if real in seen:
-            mistakes.add(name, str(path), f"another file than {seen[real]}")
-        seen[real] = name
+        marks: list[Path | tuple[int, int]] = [real]
+        if name == "state.path":  # SQLite keeps files of its own beside it
+            marks += [real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal")]
+        with contextlib.suppress(OSError):  # a hard link is the same file under another name
+            status = real.stat()
+            marks += [(status.st_dev, status.st_ino)]
+        taken = next((seen[mark] for mark in marks if mark in seen), None)
+        if taken is not None:
+            mistakes.add(name, str(path), f"another file than {taken}")
+        seen.update(dict.fromkeys(marks, name))
         if name != "source.path" and not real.parent.is_dir():
             mistakes.add(name, str(path), "a path in an existing folder")

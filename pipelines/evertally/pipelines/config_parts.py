@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -35,6 +36,7 @@ _FORMATS: Final = ("csv", "jsonl")
 _SUFFIXES: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 _RFC3339: Final = "an RFC 3339 time with an offset, for example 2013-01-01T05:00:00Z"
 _TICK_EXPECTED: Final = "a length in seconds > 0, a multiple of 0.001"
+_KEY_LENGTH_MAX: Final = 256
 _EPSILON_MAX: Final = 1e6
 _MU_MIN: Final = 1e-4
 _MU_MAX: Final = 1000.0
@@ -64,21 +66,29 @@ class Loss:
 
 def read_keys(stream: ConfigTable, mistakes: Mistakes) -> tuple[tuple[str, ...] | None, str | None]:
     """The declared keys, and the one of them that takes undeclared keys (None: they are refused)."""
-    expected = "a list of distinct, non-empty texts, at least one"
+    expected = f"a list of distinct texts of 1 to {_KEY_LENGTH_MAX} characters without NUL, at least one"
     keys = stream.raw("keys", expected)
     other = stream.text("other", "the declared key that takes undeclared ones", required=False)
     if keys is None:
         return None, None
-    if not isinstance(keys, list) or not keys or not all(isinstance(key, str) and key for key in keys):
+    if not isinstance(keys, list) or not keys:
         mistakes.add("stream.keys", keys, expected)
         return None, None
-    repeated = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
+    unusable = [key for key in keys if not _is_key(key)]
+    if unusable:
+        mistakes.add("stream.keys", str(unusable[0])[:_KEY_LENGTH_MAX], expected)
+        return None, None
+    repeated = sorted(key for key, times in Counter(keys).items() if times > 1)
     if repeated:
-        mistakes.add("stream.keys", repeated, "each key once")
+        mistakes.add("stream.keys", repeated[:3], "each key once")
         return None, None
     if other is not None and other not in keys:
         mistakes.add("stream.other", other, "one of the declared keys")
     return tuple(keys), other
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str) and 1 <= len(key) <= _KEY_LENGTH_MAX and "\0" not in key
 
 
 def read_ticks(stream: ConfigTable, mistakes: Mistakes) -> TickGrid | None:

@@ -78,7 +78,9 @@ class KeyFile:
             IntegrityError: its bytes are not those of a key file.
         """
         try:
-            with path.open("rb") as file:
+            # a pipe in the key's place is refused below; without O_NONBLOCK opening it would wait for ever
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise InvalidParameter("key_file", str(path), "a regular file")

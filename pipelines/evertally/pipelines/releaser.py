@@ -175,8 +175,8 @@ class Releaser:
         Raises:
             IntegrityError: the sink holds a later tick than the ledger, which was rolled back.
         """
+        public = sink.last_tick()  # before the ledger, which another releaser may still move forward
         head = self._store.head(self._shard)
-        public = sink.last_tick()
         if public > head.t:
             raise IntegrityError(
                 f"tick {public} is published, but the ledger ends at {head.t}: an older ledger was put back"

@@ -18,6 +18,7 @@ from evertally.counters.grid import SLACK_HORIZON, Grid
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.releases import StreamHeader
+from evertally.pipelines.ticks import FIRST_MS, LAST_MS
 from evertally.validation import integer, one_of, positive_integer, positive_real
 
 __all__ = ["CLOSING_RULES", "StreamSpec"]
@@ -67,7 +68,7 @@ class StreamSpec:
     def __post_init__(self) -> None:
         if not self.keys or len(set(self.keys)) != len(self.keys) or not all(self.keys):
             raise InvalidParameter("keys", f"{len(self.keys)} keys", "at least one, distinct, none empty")
-        integer("start_ms", self.start_ms)
+        integer("start_ms", self.start_ms, low=FIRST_MS, high=LAST_MS)
         positive_integer("tick_ms", self.tick_ms)
         positive_integer("shards", self.shards, high=len(self.keys))
         one_of("closing", self.closing, CLOSING_RULES)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import functools
 from dataclasses import dataclass
+from typing import Final
 
 from evertally.errors import InvalidParameter
 from evertally.validation import integer, positive_integer
 
-__all__ = ["TickGrid", "format_ms", "parse_ms"]
+__all__ = ["FIRST_MS", "LAST_MS", "TickGrid", "format_ms", "parse_ms"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_LAST_MS = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last time RFC 3339 can write
+FIRST_MS: Final = -62_135_596_800_000
+"""0001-01-01T00:00:00Z: releases can write no earlier time."""
+LAST_MS: Final = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z: nor a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,18 @@ class TickGrid:
     ticks: int
 
     def __post_init__(self) -> None:
-        integer("start_ms", self.start_ms, low=-_LAST_MS, high=_LAST_MS)
+        integer("start_ms", self.start_ms, low=FIRST_MS, high=LAST_MS)
         positive_integer("tick_ms", self.tick_ms)
         positive_integer("ticks", self.ticks)
 
     @classmethod
     def between(cls, start_ms: int, end_ms: int, tick_ms: int) -> TickGrid:
         """The ticks of [start, end). Raises InvalidParameter unless it is a whole number of ticks."""
+        for field, time_ms in (("start", start_ms), ("end", end_ms)):
+            if not FIRST_MS <= time_ms <= LAST_MS:
+                raise InvalidParameter(
+                    field, f"{time_ms} ms since 1970", "a time of the years 1 to 9999 in UTC"
+                )
         length = end_ms - start_ms
         if length <= 0 or length % tick_ms:
             raise InvalidParameter(
