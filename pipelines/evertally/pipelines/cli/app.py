@@ -39,6 +39,10 @@ _COMMANDS: Final = {
     "worker": _Entry("worker", "worker", "Count a Kafka topic and release noisy totals, exactly once."),
     "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
     "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
+    "account": _Entry(
+        "account", "account", "Epsilon or delta of a matrix mechanism, from every valid bound."
+    ),
+    "calibrate": _Entry("calibrate", "calibrate", "The least noise that meets an epsilon and delta."),
     "compare": _Entry("compare", "compare", "Compare mechanisms at equal privacy."),
     "serve": _Entry("serve", "serve", "Serve the budget over HTTP."),
     "token": _Entry("token", "app", "Create, list and revoke access tokens of the budget service."),
