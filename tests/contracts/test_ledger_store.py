@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,10 @@ from evertally.accountants.budget import (
     Scope,
     StreamRecord,
     fit_counter,
-    open_ledger,
 )
 from evertally.errors import BudgetExceeded, Fenced, IntegrityError, InvalidParameter
 
 Open = Callable[[], LedgerStore]
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens the same ledger again and again; all are closed at the end."""
-    location = str(tmp_path / "ledger.sqlite")
-    if request.param == "postgres":
-        location = request.getfixturevalue("postgres_address")
-    opened: list[LedgerStore] = []
-
-    def open_it() -> LedgerStore:
-        opened.append(open_ledger(location, key_file=tmp_path / "chainkey"))
-        return opened[-1]
-
-    yield open_it
-    for store in opened:
-        store.close()
 
 
 @pytest.fixture
@@ -146,6 +128,19 @@ def test_retry_returns_the_first_answers_bytes(store: LedgerStore, open_store: O
     assert again.body == first.body
     assert again == first
     assert store.scope_status("s").rows == 2
+
+
+def test_a_refusal_is_not_kept_and_the_same_request_is_asked_anew(store: LedgerStore) -> None:
+    held = store.reserve(line(sigma="1.1"), 60_000)
+    wish = line(sigma="1.2", idempotency_key="later")
+    for _ in range(2):
+        with pytest.raises(BudgetExceeded):
+            store.charge(wish)
+    store.expire(held.charge_id)
+    granted = store.charge(wish)  # room came back meanwhile: the retry is granted, and only once
+    assert store.charge(wish).body == granted.body
+    assert [row.event for row in store.charges("s")] == ["reserved", "expired", "committed"]
+    assert store.verify().ok
 
 
 def test_idempotency_key_is_bound_to_content_and_principal(store: LedgerStore) -> None:

@@ -56,7 +56,8 @@ def serve() -> None:
             print(pid, flush=True)
             continue
         if fenced == "False":
-            releases.require_current = heads.require_current = unfenced
+            for module in (releases, heads):
+                vars(module)["require_current"] = unfenced
         try:
             write(ledger, int(salt), int(last), Path(output), fenced=fenced == "True")
         except EvertallyError:

@@ -17,6 +17,8 @@ import pytest
 
 from evertally.accountants.budget import (
     ChargeRequest,
+    CounterLine,
+    CounterParameters,
     GaussianLine,
     LedgerStore,
     ReleaseRow,
@@ -231,6 +233,39 @@ def test_altered_rows_are_found(tmp_path: Path, change: str) -> None:
     written(path)
     with contextlib.closing(apsw.Connection(str(path))) as raw:
         for trigger in ("charge_kept", "charge_fixed", "row_fixed"):
+            raw.execute(f"DROP TRIGGER {trigger}")
+        raw.execute(change)
+        assert raw.changes() > 0
+    with contextlib.closing(open_ledger(path)) as store:
+        assert not store.verify().ok
+
+
+HORIZONS: dict[str, str] = {
+    "a longer horizon": "UPDATE horizon SET slack_horizon = 2147483648 WHERE number = 1",
+    "a horizon that was not paid": "INSERT INTO horizon VALUES (1, 2, 2147483648, zeroblob(32))",
+    "a horizon lost": "DELETE FROM horizon WHERE number = 1",
+    "the first horizon lost": "DELETE FROM horizon WHERE number = 0",
+    "the line of the charge": "UPDATE charge_state SET line = replace(line, ':1073741824}', ':1073741825}')",
+    "an extension lost": "DELETE FROM charge WHERE event = 'extended'",
+    "an extension made cheaper": "UPDATE charge SET main = 0 WHERE event = 'extended'",
+}
+
+
+@pytest.mark.parametrize("change", HORIZONS.values(), ids=HORIZONS.keys())
+def test_altered_horizons_are_found(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "l.sqlite"
+    with contextlib.closing(open_ledger(path)) as store:
+        store.create_scope(Scope("c", "event", "add-remove", "4", "1e-6"))
+        line = CounterLine(CounterParameters("rational:W32", q=2**24, keys=1, slack_horizon=4))
+        request = ChargeRequest("c", "event", "add-remove", line)
+        store.open_stream(StreamRecord("s", ("k",), 1, {}), request)
+        store.extend_horizon("s", 1, 2**30)
+        assert store.verify().problems == ()
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        for statement in ("UPDATE horizon SET slack_horizon = 99", "DELETE FROM horizon"):
+            with pytest.raises(apsw.ConstraintError, match="append-only"):
+                raw.execute(statement)
+        for trigger in ("charge_kept", "charge_fixed", "horizon_kept", "horizon_fixed"):
             raw.execute(f"DROP TRIGGER {trigger}")
         raw.execute(change)
         assert raw.changes() > 0

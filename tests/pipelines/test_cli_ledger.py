@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from evertally.accountants.budget import (
     STATEMENT,
     ChargeRequest,
+    CounterLine,
+    CounterParameters,
     GaussianLine,
     ReleaseRow,
     Scope,
@@ -103,3 +105,48 @@ def test_unreachable_server_is_unavailable(tmp_path: Path, ledger: Path) -> None
     key = str(ledger.with_name("state.sqlite.chainkey"))
     code, output = run("show", f"postgresql://u@/d?host={tmp_path}", "--key-file", key)
     assert code == 5, output
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Path:
+    """A ledger with a counter that has paid for four ticks."""
+    path = tmp_path / "counter.sqlite"
+    store = open_ledger(path)
+    store.create_scope(Scope("flights", "event", "add-remove", "4", "1e-6"))
+    parameters = CounterParameters("rational:W32", q=2**24, keys=2, slack_horizon=4)
+    charge = ChargeRequest("flights", "event", "add-remove", CounterLine(parameters))
+    store.open_stream(StreamRecord("departures", ("AA", "UA"), 1, {"tick_s": 3600}), charge)
+    store.close()
+    return path
+
+
+def test_extend_horizon_quotes_then_pays_and_a_repeat_is_free(counter: Path) -> None:
+    command = ("extend-horizon", str(counter), "departures", "--to", str(2**30))
+    before = run("show", str(counter), "--json")[1]
+    code, output = run(*command, "--dry-run", "--json")
+    assert code == 0, output
+    quoted = json.loads(output)
+    assert (quoted["charged"], quoted["horizon_before"], quoted["horizon"]) == (False, 4, 2**30)
+    assert run("show", str(counter), "--json")[1] == before
+    assert "would charge" in run(*command, "--dry-run")[1]
+    paid = json.loads(run(*command, "--json")[1])
+    assert paid["main"] == quoted["main"] > 0
+    assert paid["remaining"] == quoted["remaining"] - paid["main"]
+    assert "charged 0 nano-mu2" in run(*command)[1]
+    assert f"paid up to tick {2**30}" in run("show", str(counter))[1]
+    assert run("verify", str(counter))[0] == 0
+
+
+def test_extend_horizon_exits_by_what_is_wrong(counter: Path, ledger: Path) -> None:
+    short = ("extend-horizon", str(counter), "departures", "--to")
+    assert run(*short, "3")[0] == 2
+    assert run("extend-horizon", str(counter), "arrivals", "--to", "9")[0] == 2
+    code, output = run("extend-horizon", str(ledger), "departures", "--to", "9")  # a Gaussian line
+    assert code != 0
+    assert "only a counter" in output
+    store = open_ledger(counter)
+    left = f"{(store.scope_status('flights').remaining - 100) / 1e9:.9f}"
+    rest = GaussianLine(1, f"{float(left) ** -0.5:.17g}")
+    store.charge(ChargeRequest("flights", "event", "add-remove", rest))
+    store.close()
+    assert run(*short, str(2**40))[0] == 3

@@ -1,6 +1,6 @@
-"""`evertally ledger verify` and `evertally ledger show`: what a holder of the ledger may look at.
+"""`evertally ledger verify`, `show` and `extend-horizon`: what a holder of the ledger may see and buy.
 
-Both read public rows only. Sealed states are neither opened nor printed, not even their length.
+All read public rows only. Sealed states are neither opened nor printed, not even their length.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 
 from evertally.accountants.budget import STATEMENT, LedgerStore, OpenedStream, ScopeStatus, open_ledger
-from evertally.errors import EvertallyError
+from evertally.errors import EvertallyError, InvalidParameter
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look at a ledger and check it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at a ledger, check it, and pay for more ticks of a stream.", no_args_is_help=True
+)
 
 Location = Annotated[str, typer.Argument(help="Path of a SQLite ledger, or a postgresql:// address.")]
 KeyFile = Annotated[
@@ -85,6 +87,7 @@ def show(location: Location, key_file: KeyFile = None, as_json: AsJson = False) 
         print(
             f"stream {stream['name']}, incarnation {stream['incarnation']}: {stream['keys']} keys,"
             f" scope {stream['scope']}"
+            + (f", paid up to tick {stream['slack_horizon']}" if stream["slack_horizon"] else "")
         )
         for shard in stream["shards"]:  # type: ignore[attr-defined]  # a list made below
             print(
@@ -92,6 +95,59 @@ def show(location: Location, key_file: KeyFile = None, as_json: AsJson = False) 
                 f" folded to {shard['folded_t']}, epoch {shard['epoch']}, chain {shard['chain'][:16]}"
             )
     print(STATEMENT)
+
+
+@app.command("extend-horizon")
+def extend_horizon(
+    location: Location,
+    stream: Annotated[str, typer.Argument(help="Name of the stream.")],
+    ticks: Annotated[int, typer.Option("--to", help="Last tick to be paid for (units: ticks).")],
+    key_file: KeyFile = None,
+    incarnation: Annotated[
+        int | None, typer.Option("--incarnation", help="Incarnation; the latest by default.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it costs, and charge nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pay for the rounding of more ticks of a running counter, before any of them is released.
+
+    The stream's noise stays as it is; its mu rises to what it costs at the longer horizon, and the
+    difference is charged to its scope. A running worker takes it up by itself. Exit code 3 when the scope
+    does not admit it. A new key or any other change needs a new incarnation instead.
+    """
+    ledger = _open(location, key_file)
+    try:
+        opened = ledger.find_stream(stream, incarnation)
+        if opened is None:
+            raise InvalidParameter("stream", stream, "a stream in this ledger")
+        act = ledger.quote_horizon if dry_run else ledger.extend_horizon
+        receipt = act(stream, opened.incarnation, ticks)
+        status = ledger.scope_status(opened.scope)
+    except EvertallyError as error:
+        raise _exit(error) from None
+    finally:
+        ledger.close()
+    if as_json:
+        said = {
+            "stream": stream,
+            "incarnation": opened.incarnation,
+            "charged": not dry_run,
+            "horizon_before": opened.slack_horizon,
+            "horizon": ticks,
+            "in": status.scope.main_unit,
+            "main": receipt.main,
+            "delta_atto": receipt.delta,
+            "remaining": status.remaining,
+        }
+        print(json.dumps(said))
+        return
+    print(
+        f"{'would charge' if dry_run else 'charged'} {receipt.main} {status.scope.main_unit} and "
+        f"{receipt.delta} atto-delta for ticks {opened.slack_horizon} to {ticks} of {stream}, incarnation "
+        f"{opened.incarnation}; scope {opened.scope} has {status.remaining} {status.scope.main_unit} left"
+    )
 
 
 def _open(location: str, key_file: Path | None) -> LedgerStore:
@@ -144,6 +200,7 @@ def _stream(ledger: LedgerStore, stream: OpenedStream) -> dict[str, object]:
         "keys": len(stream.keys),
         "scope": stream.scope,
         "charge_id": stream.charge_id,
+        "slack_horizon": stream.slack_horizon,
         "descriptor": stream.descriptor,
         "shards": shards,
     }
