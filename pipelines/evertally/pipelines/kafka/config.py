@@ -22,7 +22,8 @@ from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.config_parts import EVENT, Loss, read_bound, read_keys, read_loss
 from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistakes
 from evertally.pipelines.kafka.aggregation import TickRule
-from evertally.pipelines.kafka.broker import SASL_MECHANISMS, SECURITY_PROTOCOLS, Broker, Membership
+from evertally.pipelines.kafka.broker import Broker, Membership
+from evertally.pipelines.kafka.connection_config import read_broker, read_listen
 from evertally.pipelines.kafka.key_selection import SelectionSpec, slot_names
 from evertally.pipelines.kafka.source_config import EventFormat, read_format
 from evertally.pipelines.kafka.topics import TopicNames
@@ -275,7 +276,7 @@ def _worker(
     mistakes: Mistakes,
 ) -> WorkerConfig | None:
     kafka, state, health = tables["kafka"], tables["state"], tables["health"]
-    broker = _read_broker(kafka, folder, mistakes)
+    broker = read_broker(kafka, folder, mistakes)
     topic = kafka.text("topic", "the topic with the events")
     prefix = kafka.text("prefix", "what the stream's own topics begin with", required=False)
     instance = kafka.text("instance", "this worker's stable name", required=False) or socket.gethostname()
@@ -292,7 +293,7 @@ def _worker(
     chain_key = state.text("chain_key_file", "the ledger's chain key", required=False)
     key_file = state.text("key_file", "the key file, made where there is none")
     unit_folder = state.text("folder", "a folder for the state of units", required=bound is not None)
-    listen = _read_listen(health, mistakes)
+    listen = read_listen(health, mistakes)
     if mistakes.found or not (spec and rule and source and broker and topic and ledger and key_file):
         return None
     if not ledger.startswith(("postgresql://", "postgres://")):
@@ -323,44 +324,3 @@ def _worker(
         folder=None if unit_folder is None else folder / unit_folder,
         health=listen,
     )
-
-
-def _read_broker(kafka: ConfigTable, folder: Path, mistakes: Mistakes) -> Broker | None:
-    servers = kafka.text("bootstrap_servers", "host:port, comma separated")
-    protocol = kafka.choice("security_protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
-    files: dict[str, Path | None] = {}
-    for key in ("ca_file", "cert_file", "client_key_file"):
-        text = kafka.text(key, "a PEM file", required=False)
-        files[key] = None if text is None else folder / text
-        if text is not None and not (folder / text).is_file():
-            mistakes.add(f"kafka.{key}", text, "a readable PEM file")
-    mechanism = kafka.text("sasl_mechanism", "one of " + ", ".join(SASL_MECHANISMS), required=False)
-    username = kafka.text("username", "the SASL user", required=mechanism is not None)
-    password = kafka.text("password", "the SASL password", required=mechanism is not None)
-    if mechanism is not None and mechanism not in SASL_MECHANISMS:
-        mistakes.add("kafka.sasl_mechanism", mechanism, "one of " + ", ".join(SASL_MECHANISMS))
-    if protocol.startswith("SASL") != (mechanism is not None):
-        mistakes.add("kafka.sasl_mechanism", mechanism, f"what {protocol} needs")
-    if servers is None:
-        return None
-    return Broker(
-        servers,
-        protocol,
-        files["ca_file"],
-        files["cert_file"],
-        files["client_key_file"],
-        mechanism,
-        username,
-        password,
-    )
-
-
-def _read_listen(health: ConfigTable, mistakes: Mistakes) -> tuple[str, int] | None:
-    text = health.text("listen", "host:port of /healthz and /readyz", required=False)
-    if text is None:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        mistakes.add("health.listen", text, "host:port, for example 127.0.0.1:8080")
-        return None
-    return host, int(port)
