@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from evertally.pipelines import bounding
 from evertally.pipelines.bounding import UnitBound, UnitBounder, UnitNumbers
-from evertally.pipelines.events import EventColumns
+from evertally.pipelines.events import EventColumns, EventParser, RawBatch, ValueRule
 from evertally.pipelines.ticks import TickGrid
 
 GRID = TickGrid(0, 10, 40)
@@ -83,6 +84,38 @@ def test_order_of_events_changes_nothing(
 def test_taking_a_unit_away_changes_nothing_for_the_others(events: list[Event], bound: UnitBound) -> None:
     without = [event for event in events if event[0] != 0]
     assert sorted(bounded(without, bound)) == sorted(e for e in bounded(events, bound) if e[0] != 0)
+
+
+@given(
+    events_lists, bounds, st.lists(st.sampled_from(["0", "3", "", "NaN", "-1", "1e400", "x"]), min_size=80)
+)
+def test_values_never_move_what_counts_to_another_place(
+    events: list[Event], bound: UnitBound, values: list[str]
+) -> None:
+    """Adjacency "replace-value": whatever its values become, a unit counts at the same ticks and keys."""
+
+    def places(texts: list[str]) -> list[tuple[int, int, int]]:
+        parser = EventParser(
+            GRID, ("a", "b", "c"), None, None, ValueRule(Decimal(1), 0, 5), int, keep_places=True
+        )
+        parsed, refusals = parser.parse(
+            RawBatch(
+                [str(time_ms) for _, time_ms, _, _ in events],
+                ["abc"[key] for _, _, key, _ in events],
+                texts,
+                [str(unit) for unit, _, _, _ in events],
+                lambda row: (row, row),
+                [],
+            )
+        )
+        assert len(refusals) == sum(text not in ("0", "3") for text in texts)
+        bounder = UnitBounder(bound, GRID)
+        bounder.add(parsed)
+        out = bounder.counted()
+        assert out.units is not None
+        return sorted(zip(out.units.tolist(), out.time_ms.tolist(), out.keys.tolist(), strict=True))
+
+    assert places(values[: len(events)]) == places(["3"] * len(events))
 
 
 def test_compaction_keeps_memory_at_the_distinct_ticks(monkeypatch: pytest.MonkeyPatch) -> None:

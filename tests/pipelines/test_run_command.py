@@ -250,6 +250,25 @@ def test_units_are_bounded_before_counting(gates: Path, cli: Cli) -> None:
     near(gates, {"north": 2, "south": 0})
 
 
+@pytest.mark.parametrize(("adjacency", "north"), [("add-remove", 1000), ("replace-value", 0)])
+def test_an_unusable_value_keeps_its_place_where_values_alone_may_change(
+    gates: Path, cli: Cli, adjacency: str, north: int
+) -> None:
+    edit(gates, 'key = "gate"', 'key = "gate"\nunit = "who"\nvalue = "amount"')
+    edit(
+        gates,
+        "epsilon = 1.0",
+        f'epsilon = 1.0\nunit = "person"\nparticipations = 1\nadjacency = "{adjacency}"',
+    )
+    rows = [
+        f"2024-01-01T0{hour}:00Z,north,p{n},{'1' if hour else 'NaN'}" for hour in (0, 1) for n in range(1000)
+    ]
+    (gates / "events.csv").write_text("at,gate,who,amount\n" + "\n".join(rows))
+    assert cli("run", "-c", gates / "run.toml")[0] == 0
+    assert len(letters(gates)) == 1000
+    near(gates, {"north": north, "south": 0})
+
+
 def test_unforeseen_errors_print_no_data(gates: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object, **options: object) -> None:
         raise ValueError("canary 918273645546")

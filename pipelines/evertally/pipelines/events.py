@@ -181,6 +181,9 @@ class EventParser:
         zone: what a time stamp without offset means, or None to refuse it.
         values: how values become contributions.
         number_unit: gives a privacy unit's text its number; the same text, the same number.
+        keep_places: an event with nothing wrong but its value counts as 0, and is refused besides. Adjacency
+            "replace-value" needs it: were the event taken out before bounding, a change of its value would
+            let the unit's other events in, at other ticks and keys.
     """
 
     def __init__(
@@ -191,6 +194,8 @@ class EventParser:
         zone: datetime.tzinfo | None,
         values: ValueRule,
         number_unit: Callable[[str], int],
+        *,
+        keep_places: bool = False,
     ) -> None:
         index = {key: position for position, key in enumerate(keys)}
         undeclared: int | Reason = Reason.KEY_UNDECLARED if other is None else index[other]
@@ -202,6 +207,7 @@ class EventParser:
                 return Reason(error.fault.value)
 
         self._grid = grid
+        self._keep_places = keep_places
         self._timestamps = _Column(timestamp, Reason.TIMESTAMP_MISSING, Reason.TIMESTAMP_WRONG_TYPE)
         self._keys = _Column(
             lambda text: index.get(text, undeclared), Reason.KEY_MISSING, Reason.KEY_WRONG_TYPE
@@ -210,7 +216,7 @@ class EventParser:
         self._units = _Column(number_unit, Reason.UNIT_MISSING, Reason.UNIT_WRONG_TYPE)
 
     def parse(self, batch: RawBatch) -> tuple[EventColumns, list[Refusal]]:
-        """Checked columns of the good rows, and a refusal for each other row, in line order."""
+        """Checked columns of the rows that count, and a refusal for each faulty row, in line order."""
         time_ms = self._times(batch.timestamps)
         keys = self._keys.parse(batch.keys)
         values = None if batch.values is None else self._values.parse(batch.values)
@@ -226,10 +232,14 @@ class EventParser:
         for column in (time_ms, keys, values, units):  # the first fault of an event names it
             if column is not None:
                 code = np.where((code == 0) & (column < _NO_REFUSAL), column, code)
-        good = code == 0
         refusals = list(batch.refused)
-        refusals += [(*batch.position(int(row)), _reason(int(code[row]))) for row in np.nonzero(~good)[0]]
+        refusals += [(*batch.position(int(row)), _reason(int(code[row]))) for row in np.nonzero(code)[0]]
         refusals.sort(key=lambda refusal: refusal[0])
+        good = code == 0
+        if self._keep_places and values is not None:
+            good = (time_ms > _NO_REFUSAL) & (keys > _NO_REFUSAL)
+            good &= True if units is None else units > _NO_REFUSAL
+            values = np.where(values > _NO_REFUSAL, values, 0)
         columns = EventColumns(
             time_ms[good],
             keys[good],

@@ -138,7 +138,15 @@ def _read(config: RunConfig, key_file: KeyFile) -> tuple[TickSums, bytes]:
     grid, keys = config.ticks, config.spec.keys
     # a file is read before its stream is opened, and the units' numbers do not outlive the run
     numbers = UnitNumbers(key_file.derive("unit", config.spec.name, _NO_STREAM_ID, 0))
-    parser = EventParser(grid, keys, config.other, config.source.timezone, config.source.values, numbers)
+    parser = EventParser(
+        grid,
+        keys,
+        config.other,
+        config.source.timezone,
+        config.source.values,
+        numbers,
+        keep_places=config.spec.scope.adjacency == "replace-value",
+    )
     bounder = None if config.bound is None else UnitBounder(config.bound, grid)
     with DeadLetterFile(config.dead_letters) as dead_letters:
         sums = aggregate(source, parser, grid, len(keys), bounder, dead_letters)
