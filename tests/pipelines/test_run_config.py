@@ -123,7 +123,7 @@ def test_a_hard_link_is_no_other_file(gates: Path, cli: Cli, name: str) -> None:
     assert (gates / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal", ".chainkey"])
 def test_the_files_beside_the_state_are_taken(gates: Path, suffix: str) -> None:
     path = change(gates, '"dead.jsonl"', f'"state.sqlite{suffix}"')
     with pytest.raises(InvalidConfig, match=r"state\.path.*another file than output\.dead_letters"):
