@@ -6,7 +6,7 @@ DEV := .venv-dev/bin
 PYTEST := $(DEV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak lint format lock venv venv-dev clean
+.PHONY: help demo kafka-demo test check soak lint format lock venv venv-dev clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,11 +33,14 @@ venv-dev: .venv-dev/.ready ## install what the tests need, from hashes
 demo: .venv/.ready ## a year of New York departures, counted privately, with a picture
 	$(RUN)/evertally demo
 
+kafka-demo: .venv/.ready ## a broker, the departures at 1,000 times their speed, a worker, live totals (Java, Maven)
+	$(RUN)/python -m evertally.pipelines.kafka.demo
+
 test: .venv-dev/.ready lint ## everything this machine can run
 	$(PYTEST) -m "not soak"
 
 check: .venv-dev/.ready ## the fast subset while working
-	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults" -n 2
+	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka" -n 2
 
 soak: .venv-dev/.ready ## the long runs: fresh keys, full-size faults and load
 	$(PYTEST) -m soak --timeout=7200
