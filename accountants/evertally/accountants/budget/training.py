@@ -32,6 +32,9 @@ _PARTICIPATIONS: Final = ("BallsInBins", "EachEpochOnce", "CyclicPoisson", "Pois
 class TrainingLine:
     """A matrix-mechanism training run under its participation scheme.
 
+    The cost reads no clock: the accountant's time budget is counted in operations, so a busy machine
+    charges, and verifies, what an idle one does (test_a_training_lines_cost_reads_no_clock).
+
     In a renyi scope the line costs the larger of a valid remove and a valid add bound at the scope's
     order. With `own_delta` it enters through the sub-budget instead, with the accountant's best epsilon
     at that delta. Parameters that are not integers are decimal text.
