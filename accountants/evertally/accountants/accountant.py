@@ -214,9 +214,9 @@ class _Floor:
     directions: tuple[Direction, ...]
     scope: LowerScope
 
-    def delta(self, sigma: float, epsilon: float) -> float:
+    def delta(self, sigma: float, epsilon: float, cells: int = lower_bound.CELLS) -> float:
         if self.gram is not None:
-            return lower_bound.delta(self.gram, sigma, epsilon, directions=self.directions).value
+            return lower_bound.delta(self.gram, sigma, epsilon, cells, self.directions).value
         if self.known_bin > 0.0:
             return gaussian_delta(epsilon, math.sqrt(self.known_bin) / sigma) * (1.0 - 1e-9)
         return 0.0
@@ -230,15 +230,21 @@ class _Floor:
 
     def noise_multiplier(self, admitted: float, epsilon: float, delta: float) -> float:
         """A noise multiplier that certainly does not meet the target; 0 where none is found."""
-        if self.delta(admitted / 1e3, epsilon) <= delta:
+        least = admitted / 1e3
+        if self.delta(least, epsilon) <= delta:
             return 0.0
+        cells = lower_bound.COARSE_CELLS
 
         def log_excess(sigma: float) -> float:
-            return math.log(max(self.delta(sigma, epsilon), 1e-320)) - math.log(delta)
+            return math.log(max(self.delta(sigma, epsilon, cells), 1e-320)) - math.log(delta)
 
-        refused, high = smallest_admitted(
-            log_excess, admitted, tolerance=_LOWER_TOLERANCE, low=admitted / 1e3
+        _, near = smallest_admitted(log_excess, admitted, tolerance=_COARSE, low=least)
+        cells = lower_bound.CELLS
+        near *= 1.0 + _COARSE
+        start, step = (
+            (near, 1.0 + _COARSE) if near < admitted and log_excess(near) <= 0.0 else (admitted, 1.25)
         )
+        refused, high = smallest_admitted(log_excess, start, tolerance=_LOWER_TOLERANCE, low=least, step=step)
         return refused if refused < high else 0.0
 
 
@@ -260,14 +266,18 @@ def _calibrate(curve: Curve, epsilon: float, delta: float, start: float, *, know
         if known or note.startswith("conditional") or start > _NOISE_MAX:
             return math.inf, note if isinstance(curve, Conditional) else ""
     step = 1.25
-    while isinstance(curve, Renyi | Colour):
-        # a narrower curve is a bound too; once it stops changing, it is the whole one's equal at its answer
-        whole, narrow = curve, curve.focused(start, epsilon)
-        curve = narrow
-        _, admitted = smallest_admitted(log_excess, start, tolerance=_COARSE, low=start * 1e-4, step=step)
-        settled = narrow.covers(whole.focused(admitted, epsilon))
-        start, step = admitted, 1.0 + _COARSE
-        if settled:
+    while isinstance(curve, Renyi | Colour | RandomAllocation):
+        # a narrower or coarser curve is a bound too; the line or number of colours that is best at its answer
+        # is taken to the end once it stays the same
+        whole, admitted_before = curve, start
+        curve = narrow = curve.focused(start, epsilon)
+        if log_excess(start) <= 0.0:
+            _, start = smallest_admitted(log_excess, start, tolerance=_COARSE, low=start * 1e-4, step=step)
+        settled = narrow.covers(whole.focused(start, epsilon))
+        curve, step = narrow.sharpened(start, epsilon), 1.0 + _COARSE
+        if log_excess(start) > 0.0:
+            start = admitted_before
+        if settled or start == admitted_before:
             break
         curve = whole
     _, admitted = smallest_admitted(log_excess, start, tolerance=TOLERANCE, low=start * 1e-4, step=step)

@@ -6,7 +6,7 @@ A curve holds what does not depend on the noise; each of its answers is an upper
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Protocol
 
@@ -18,7 +18,7 @@ from evertally.accountants.bound import Direction, Source
 from evertally.accountants.conversion import SMALLEST_DELTA, epsilon_from_moments, log_delta_from_moments
 from evertally.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from evertally.accountants.gram import Gram
-from evertally.accountants.random_allocation import RandomAllocationPLD
+from evertally.accountants.random_allocation import CELLS, RandomAllocationPLD
 from evertally.accountants.renyi_lines import scaled_entry
 
 __all__ = [
@@ -109,13 +109,17 @@ class Renyi:
         return _renyi_answer([renyi.epsilon(found, sigma, delta) for found in self.directions])
 
     def focused(self, sigma: float, epsilon: float) -> Renyi:
-        """The lines that matter nearby."""
+        """The line that matters nearby."""
         return Renyi(tuple(renyi.focused(found, sigma, epsilon) for found in self.directions))
 
+    def sharpened(self, sigma: float, epsilon: float) -> Renyi:  # noqa: ARG002  as the others
+        """Itself: nothing was made coarse."""
+        return self
+
     def covers(self, other: Curve) -> bool:
-        """Whether this curve has every line of the other."""
+        """Whether this curve has every line and order of the other."""
         return isinstance(other, Renyi) and all(
-            set(theirs.lines) <= set(ours.lines)
+            set(theirs.lines) <= set(ours.lines) and theirs.last <= ours.last
             for ours, theirs in zip(self.directions, other.directions, strict=True)
         )
 
@@ -128,26 +132,41 @@ class Colour:
         gram: the strategy's Gram matrix.
         directions: which to bound.
         colours: one number of colours for each direction, or None for the best of several.
+        cells: grid points of each law.
     """
 
     gram: Gram
     directions: tuple[Direction, ...]
     colours: tuple[int, ...] | None = None
+    cells: int = CELLS
     source: ClassVar[Source] = "colour"
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
-        found = max(colour.delta(self.gram, sigma, epsilon, d, p) for d, p in self._pairs())
+        found = max(colour.delta(self.gram, sigma, epsilon, d, p, self.cells) for d, p in self._pairs())
         return Answer(max(found, _TINIEST))
 
     def epsilon(self, sigma: float, delta: float) -> Answer:
         """The larger of the directions."""
-        return Answer(max(colour.epsilon(self.gram, sigma, delta, d, p) for d, p in self._pairs()))
+        return Answer(
+            max(colour.epsilon(self.gram, sigma, delta, d, p, self.cells) for d, p in self._pairs())
+        )
 
     def focused(self, sigma: float, epsilon: float) -> Colour:
-        """The number of colours that is best nearby."""
+        """The number of colours that is best nearby, on a coarse grid."""
         best = tuple(
             min(colour.candidates(self.gram), key=lambda p: self._coarse(sigma, epsilon, d, p))
+            for d in self.directions
+        )
+        return Colour(self.gram, self.directions, best, colour.SCREEN_CELLS)
+
+    def sharpened(self, sigma: float, epsilon: float) -> Colour:
+        """The best two numbers of colours compared on the full grid."""
+        best = tuple(
+            min(
+                sorted(colour.candidates(self.gram), key=lambda p: self._coarse(sigma, epsilon, d, p))[:2],
+                key=lambda p: colour.delta(self.gram, sigma, epsilon, d, p),
+            )
             for d in self.directions
         )
         return Colour(self.gram, self.directions, best)
@@ -170,6 +189,7 @@ class RandomAllocation:
     batches: int
     epochs: int
     directions: tuple[Direction, ...]
+    cells: int = CELLS
     source: ClassVar[Source] = "random-allocation"
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
@@ -180,8 +200,23 @@ class RandomAllocation:
         """The larger of the directions."""
         return Answer(max(pld.epsilon(delta) for pld in self._plds(sigma)))
 
+    def focused(self, sigma: float, epsilon: float) -> RandomAllocation:  # noqa: ARG002  as the others
+        """Itself, on a coarse grid."""
+        return replace(self, cells=colour.SCREEN_CELLS)
+
+    def sharpened(self, sigma: float, epsilon: float) -> RandomAllocation:  # noqa: ARG002  as the others
+        """Itself, on the full grid."""
+        return replace(self, cells=CELLS)
+
+    def covers(self, other: Curve) -> bool:
+        """Whether this is the same curve."""
+        return self == other
+
     def _plds(self, sigma: float) -> list[RandomAllocationPLD]:
-        return [RandomAllocationPLD(self.batches, sigma, d, epochs=self.epochs) for d in self.directions]
+        return [
+            RandomAllocationPLD(self.batches, sigma, d, epochs=self.epochs, cells=self.cells)
+            for d in self.directions
+        ]
 
 
 @dataclass(frozen=True, slots=True)

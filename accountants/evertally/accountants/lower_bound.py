@@ -20,7 +20,10 @@ from evertally.accountants.gram import Gram
 from evertally.accountants.random_allocation import CELLS, DIRECTIONS, RandomAllocationPLD
 from evertally.validation import positive_real
 
-__all__ = ["LowerBound", "delta", "epsilon"]
+__all__ = ["CELLS", "COARSE_CELLS", "LowerBound", "delta", "epsilon"]
+
+COARSE_CELLS = 64
+"""Enough to find where to look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,21 @@ from numpy.typing import NDArray
 from evertally.accountants.bound import Direction
 from evertally.accountants.conversion import (
     SMALLEST_DELTA,
-    epsilon_from_moments,
+    epsilons,
     fractional_moment,
-    log_delta_from_moments,
+    log_deltas,
 )
 from evertally.accountants.gram import Gram
 from evertally.accountants.participation import BallsInBins
-from evertally.accountants.renyi_lines import Line, best_lines, least_moments, lines, scaled_entry
+from evertally.accountants.renyi_lines import (
+    Line,
+    floor_moments,
+    is_sweep,
+    least_moments,
+    line_moments,
+    lines,
+    scaled_entry,
+)
 from evertally.accountants.strategies import Strategy
 from evertally.errors import InvalidParameter
 from evertally.validation import one_of, positive_real, real
@@ -43,7 +51,6 @@ ORDER_MAX = 1024
 TIME_BUDGET_S = 0.1
 """Default seconds for one sweep at one noise; turned into operations, so results never depend on load."""
 CONVERSION_ORDER_MAX = 256
-_OPERATIONS_PER_S = 3e8
 _OPERATIONS_PER_S = 3e8
 
 
@@ -124,27 +131,43 @@ class Focus:
     Attributes:
         lines: their minimum bounds the moments of one direction.
         order_max: largest order that is tried first; more follow while the best order is next to it.
+        last: largest order that is tried at all.
     """
 
     lines: tuple[Line, ...]
     order_max: int = 8
+    last: int = CONVERSION_ORDER_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The least value so far, its order and its line."""
+
+    value: float
+    order: int
+    line: Line
+
+    def result(self, value: float) -> RenyiResult:
+        return RenyiResult(value, self.order, self.order >= CONVERSION_ORDER_MAX)
 
 
 def delta(focus: Focus, sigma: float, epsilon: float) -> RenyiResult:
     """Upper bound on delta at `epsilon` >= 0 from these lines; never 0."""
-    log_delta, order, edge = _least_over_orders(focus, sigma, lambda m: log_delta_from_moments(m, epsilon))
-    return RenyiResult(max(math.exp(log_delta), SMALLEST_DELTA), order, edge)
+    best = _least(focus, sigma, lambda moments: log_deltas(moments, epsilon))
+    return best.result(max(math.exp(min(0.0, best.value)), SMALLEST_DELTA))
 
 
 def epsilon(focus: Focus, sigma: float, delta: float) -> RenyiResult:
     """Upper bound on epsilon >= 0 at `delta` from these lines."""
-    return RenyiResult(*_least_over_orders(focus, sigma, lambda m: epsilon_from_moments(m, delta)))
+    best = _least(focus, sigma, lambda moments: epsilons(moments, delta))
+    return best.result(max(0.0, best.value))
 
 
 def focused(focus: Focus, sigma: float, epsilon: float) -> Focus:
-    """The few lines and orders that give delta at `epsilon` and noise near `sigma`: still a bound."""
-    order = delta(focus, sigma, epsilon).order
-    return Focus(best_lines(focus.lines, sigma, order), min(order + 2, CONVERSION_ORDER_MAX))
+    """The line and the orders that give delta at `epsilon` and noise near `sigma`: still a bound."""
+    best = _least(focus, sigma, lambda moments: log_deltas(moments, epsilon))
+    kept = tuple(dict.fromkeys((focus.lines[0], best.line)))
+    return Focus(kept, best.order, best.order)
 
 
 def direction_lines(
@@ -155,13 +178,40 @@ def direction_lines(
     return lines(gram, direction, operations)
 
 
-def _least_over_orders(
-    focus: Focus, sigma: float, convert: Callable[[FloatArray], tuple[float, int]]
-) -> tuple[float, int, bool]:
-    """Convert with more and more orders until the best one is not among the two largest."""
-    order_max = focus.order_max
+def _least(focus: Focus, sigma: float, convert: Callable[[FloatArray], FloatArray]) -> _Best:
+    """The least value over all lines and orders; sweeps that cannot give it are not made."""
+    best = _Best(math.inf, 2, focus.lines[0])
+    sweeps: list[tuple[float, int, Line, FloatArray]] = []
+    for line in focus.lines:
+        if is_sweep(line):
+            hopes = convert(floor_moments(line, sigma, focus.last))
+            sweeps.append((float(hopes.min()), len(sweeps), line, hopes))
+        else:
+            best = _better(best, line, sigma, convert, focus.order_max, focus.last)
+    for _, _, sweep, hopes in sorted(sweeps, key=lambda entry: entry[:2]):
+        useful = np.flatnonzero(hopes < best.value)
+        if useful.size:
+            best = _better(best, sweep, sigma, convert, focus.order_max, int(useful[-1]) + 2)
+    return best
+
+
+def _better(
+    best: _Best,
+    line: Line,
+    sigma: float,
+    convert: Callable[[FloatArray], FloatArray],
+    order_max: int,
+    last: int,
+) -> _Best:
+    """Take more and more orders, up to `last`, until the least value is not at the two largest.
+
+    A line's values fall and then rise with the order, its log moments being convex.
+    """
     while True:
-        value, order = convert(least_moments(focus.lines, sigma, order_max))
-        if order < order_max - 1 or order_max >= CONVERSION_ORDER_MAX:
-            return value, order, order >= CONVERSION_ORDER_MAX
-        order_max = min(2 * order_max, CONVERSION_ORDER_MAX)
+        order_max = min(order_max, last)
+        values = convert(line_moments(line, sigma, order_max))
+        at = int(np.argmin(values))
+        if at + 2 < order_max - 1 or order_max >= last or values.size < order_max - 1:
+            break
+        order_max *= 2
+    return _Best(float(values[at]), at + 2, line) if values[at] < best.value else best

@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from evertally.accountants.truncation import Band, band_of
 from evertally.errors import InvalidParameter
 from evertally.validation import positive_real
 
-__all__ = ["Line", "best_lines", "least_moments", "lines", "scaled_entry"]
+__all__ = ["Line", "floor_moments", "is_sweep", "least_moments", "line_moments", "lines", "scaled_entry"]
 
 FloatArray = NDArray[np.float64]
 
@@ -69,18 +69,27 @@ def least_moments(found: Sequence[Line], sigma: float, order_max: int) -> FloatA
     return best
 
 
-def best_lines(found: Sequence[Line], sigma: float, order: int) -> tuple[Line, ...]:
-    """The lines that matter next to one order: those least at it or at a neighbour, after the first line."""
+def line_moments(line: Line, sigma: float, order_max: int) -> FloatArray:
+    """One line's moments at one noise, kept for the next time; read-only."""
+    return _line_moments(line, scaled_entry(1.0, sigma), order_max)
+
+
+def is_sweep(line: Line) -> TypeGuard[BandLine | DirectLine]:
+    """Whether a line takes so long that its floor is worth a look first."""
+    return isinstance(line, DirectLine) or (isinstance(line, BandLine) and line.band.diagonals.shape[1] > 1)
+
+
+def floor_moments(line: BandLine | DirectLine, sigma: float, order_max: int) -> FloatArray:
+    """What a sweep certainly does not undercut, for next to nothing; orders up to its reach.
+
+    Off its diagonal the band's entries may be left out, and the diagonal lowered to its least entry
+    (moments rise with every entry); the residue stays.
+    """
     scale = scaled_entry(1.0, sigma)
-    kept: list[Line] = [found[0]]
-    for near in range(max(2, order - 1), order + 2):
-        reaching = [
-            (m[near], i) for i, m in enumerate(_line_moments(f, scale, near) for f in found) if m.size > near
-        ]
-        best = found[min(reaching)[1]]
-        if best not in kept:
-            kept.append(best)
-    return tuple(kept)
+    orders = min(order_max, line.reach)
+    return _equal_moments(line.batches, line.least * scale, orders) + _gaussian_moments(
+        line.residue * scale, orders
+    )
 
 
 @lru_cache(maxsize=64)
@@ -131,6 +140,21 @@ class BandLine:
     band: Band
     reach: int
 
+    @property
+    def batches(self) -> int:
+        """Number of bins b."""
+        return int(self.band.diagonals.shape[0])
+
+    @property
+    def least(self) -> float:
+        """Smallest diagonal entry."""
+        return float(self.band.diagonals[:, 0].min())
+
+    @property
+    def residue(self) -> float:
+        """Largest entry outside the band."""
+        return self.band.residue
+
     def moments(self, scale: float, order_max: int) -> FloatArray:
         """Orders up to `reach`."""
         order_max = min(order_max, self.reach)
@@ -148,6 +172,21 @@ class DirectLine:
 
     gram: Gram
     reach: int
+
+    @property
+    def batches(self) -> int:
+        """Number of bins b."""
+        return self.gram.batches
+
+    @property
+    def least(self) -> float:
+        """Smallest diagonal entry."""
+        return float(self.gram.diagonal.min())
+
+    @property
+    def residue(self) -> float:
+        """Nothing is left out."""
+        return 0.0
 
     def moments(self, scale: float, order_max: int) -> FloatArray:
         """Orders up to `reach` <= 4."""
@@ -227,6 +266,11 @@ class ColourLine:
         averaged = averaged * (1.0 + 2.0**-49) + 2.0**-49
         averaged[:2] = 0.0
         return np.asarray(averaged)
+
+
+@lru_cache(maxsize=256)
+def _equal_moments(batches: int, entry: float, order_max: int) -> FloatArray:
+    return diagonal_log_moments(np.full(batches, entry), order_max)
 
 
 @lru_cache(maxsize=4096)
