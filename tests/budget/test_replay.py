@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from evertally.accountants.budget import ChargeRequest, ChargeRow, GaussianLine, Scope
+from evertally.accountants.budget import (
+    ChargeRequest,
+    ChargeRow,
+    CounterLine,
+    CounterParameters,
+    GaussianLine,
+    Scope,
+)
 from evertally.accountants.budget import replay as module
 from evertally.accountants.budget.charges import Cost, cost
 from evertally.accountants.budget.replay import Replay
@@ -21,8 +28,13 @@ def body(sigma: str = "10", group: str = "", *members: str) -> str:
     return ChargeRequest("s", "event", "add-remove", line, group=group, members=members).body()
 
 
+def counter(slack_horizon: int, q: int = 2**24) -> str:
+    line = CounterLine(CounterParameters("rational:W32", q=q, keys=1, slack_horizon=slack_horizon))
+    return ChargeRequest("s", "event", "add-remove", line).body()
+
+
 def row(event: str, main: int, line: str = "", charge_id: str = "c1") -> ChargeRow:
-    return ChargeRow("s", 1, charge_id, event, "local", line, main, 0, 0, 1)
+    return ChargeRow("s", 1, charge_id, event, "local", line, main, 0, 10 * ("counter" in line), 1)
 
 
 def play(*rows: ChargeRow) -> list[str]:
@@ -44,6 +56,11 @@ def play(*rows: ChargeRow) -> list[str]:
         ([row("committed", PRICE, body()), row("committed", PRICE, body())], "is out of order"),
         ([row("committed", 2 * PRICE, body()), row("extended", 0, body())], NO_COUNTER),
         ([row("extended", 0, body())], "extends wrongly"),
+        ([row("committed", 2 * PRICE, counter(9)), row("extended", 0, counter(10))], ""),
+        ([row("committed", 2 * PRICE, counter(9)), row("extended", 0, counter(9))], "extends wrongly"),
+        ([row("committed", 2 * PRICE, counter(9)), row("extended", 0, counter(8))], "extends wrongly"),
+        ([row("committed", 2 * PRICE, counter(9)), row("extended", 0, counter(10, q=1))], "extends wrongly"),
+        ([row("reserved", 2 * PRICE, counter(9)), row("extended", 0, counter(10))], "extends wrongly"),
         ([row("committed", PRICE, "{}")], "cannot be recomputed: InvalidParameter"),
     ],
 )  # fmt: skip

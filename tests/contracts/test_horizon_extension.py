@@ -151,6 +151,11 @@ def test_in_a_group_only_the_largest_members_rise_is_paid(store: LedgerStore) ->
     assert store.extend_horizon("large", 1, LONG).main > 0
     alone = store.quote(request(replace(large, slack_horizon=LONG)))
     assert store.scope_status("s").spent.main == alone.main
+    # what the smaller one's extension cost counts once it becomes the largest
+    more = ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10), group="keys", members=("y",))
+    store.charge(more)
+    extended = store.quote(request(replace(small, slack_horizon=LONG)))
+    assert store.scope_status("s").spent.main == extended.main + 10_000_000
     assert store.verify().problems == ()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from evertally.accountants.budget import LedgerStore, Scope, open_ledger
-from evertally.errors import BudgetExceeded, UnsupportedMechanism
+from evertally.counters import CounterBank, KeyedNoise, NoiseKey, parse_mechanism
+from evertally.errors import BudgetExceeded, InvalidParameter, UnsupportedMechanism
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.releaser import Releaser
@@ -103,3 +105,20 @@ def test_a_scope_without_room_ends_the_stream(store: LedgerStore, keyfile: KeyFi
     with pytest.raises(UnsupportedMechanism):
         releaser.release(block(11, 11))
     assert store.head(store.streams()[0].shard(0)).t == 10
+
+
+def test_a_bank_takes_a_later_horizon_and_no_other_noise() -> None:
+    grid = spec().grid
+    bank = CounterBank(
+        parse_mechanism("rational:W32"),
+        grid,
+        KeyedNoise(NoiseKey(bytes(32), stream="x", stream_id=bytes(16)), (0,)),
+    )
+    for other in (spec().grid_to(9), spec(mu=0.2).grid, replace(grid, sensitivity=1.0)):
+        with pytest.raises(InvalidParameter, match="slack horizon"):
+            bank.extend(other)
+    longer = spec().grid_to(11)
+    bank.extend(longer)
+    assert bank.grid == longer
+    assert longer.mu > grid.mu
+    assert longer.sigma == grid.sigma
