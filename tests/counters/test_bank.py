@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 
@@ -193,6 +194,18 @@ def test_ticks_of_inexact_amounts_are_refused_before_a_draw(amount: object) -> N
         bank.close_ticks([[0, 1], [0, amount]])  # type: ignore[list-item]  # deliberately wrong
     assert bank.t == 0
     assert bank.snapshot() == new_bank(2).snapshot()
+
+
+@pytest.mark.parametrize("keys", [1, 3])
+def test_the_length_of_a_snapshot_tells_nothing_of_sums_or_noise(keys: int) -> None:
+    lengths = set()
+    for stream_id, total in itertools.product((bytes(16), b"\1" * 16), (0, 127, 128, -129, 2**31, 10**30)):
+        source = KeyedNoise(NoiseKey(bytes(32), stream="s", stream_id=stream_id), range(keys))
+        bank = CounterBank.for_mu(W32, mu=1.0, source=source)
+        bank.close_ticks([[total] * keys] * 5)
+        bank.add(0, total)
+        lengths.add(len(bank.snapshot()))
+    assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("position", [-1, 2, 0.0, True, None, float("nan")])

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evertally.counters.contribution import Contribution
-from evertally.counters.encoding import pack_integers, unpack_integers
+from evertally.counters.encoding import SECRET_BYTES, pack_integers, unpack_integers
 from evertally.counters.factorization import Factorization, NoiseSource
 from evertally.counters.grid import SLACK_HORIZON, Grid
 from evertally.counters.noise_power import noise_power_track, standard_error_text
@@ -190,8 +190,12 @@ class CounterBank:
         self._grid = grid
 
     def snapshot(self) -> bytes:
-        """State after the last closed tick, sensitive; amounts of the open tick travel along."""
-        parts = (pack_integers([*self._totals, *self._open]), self._power.state(), self._engine.state())
+        """State after the last closed tick, sensitive; amounts of the open tick travel along.
+
+        Its length depends on t and public parameters alone while every sum is below 2^127.
+        """
+        sums = pack_integers([*self._totals, *self._open], SECRET_BYTES)
+        parts = (sums, self._power.state(), self._engine.state())
         body = _BODY.pack(self._digest(), self.t, *map(len, parts)) + b"".join(parts)
         return frame(SNAPSHOT_VERSION, body)
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from typing import Final
 
 from evertally.errors import IntegrityError
 
-__all__ = ["pack_integers", "unpack_integers"]
+__all__ = ["SECRET_BYTES", "pack_integers", "unpack_integers"]
+
+SECRET_BYTES: Final = 16
+"""Least width of a secret integer in a state: encryption hides the integer, but not how long it is."""
 
 
-def pack_integers(values: Iterable[int]) -> bytes:
-    """Encode integers one after the other.
+def pack_integers(values: Iterable[int], least: int = 1) -> bytes:
+    """Encode integers one after the other, each in at least `least` bytes; readers take any width.
 
-    >>> pack_integers([0, -1, 256]).hex()
-    '0001000001ff00020100'
+    >>> pack_integers([0, -1, 256]).hex(), pack_integers([-1], 3).hex()
+    ('0001000001ff00020100', '0003ffffff')
     """
     parts = []
     for value in values:
-        body = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+        body = value.to_bytes(max(least, value.bit_length() // 8 + 1), "big", signed=True)
         parts.append(struct.pack(">H", len(body)) + body)
     return b"".join(parts)
 

@@ -14,7 +14,7 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from evertally.counters.encoding import pack_integers, unpack_integers
+from evertally.counters.encoding import SECRET_BYTES, pack_integers, unpack_integers
 from evertally.counters.factorization import NoiseEngine, NoiseSource
 from evertally.counters.rational_kernel import run_many_keys, run_one_key
 from evertally.errors import IntegrityError
@@ -87,7 +87,7 @@ class OneKeyEngine:
 
     def state(self) -> bytes:
         """The states, one after the other."""
-        return pack_integers(self._states)
+        return pack_integers(self._states, SECRET_BYTES)
 
     def load(self, state: bytes, t: int) -> None:
         """Continue from states saved after tick t."""
@@ -99,7 +99,8 @@ class OneKeyEngine:
         kept.append(self._states[-1])
         fresh = z << FRACTION_BITS
         self._states = [d + fresh for d in kept]
-        return sum(map(mul, self._weights, kept), self._half) >> self._shift
+        total: int = sum(map(mul, self._weights, kept), self._half)
+        return total >> self._shift
 
 
 class ManyKeyEngine:
@@ -151,7 +152,7 @@ class ManyKeyEngine:
         """The keys' states: a byte for the width, then int64 big-endian or length-prefixed integers."""
         if self._states.dtype == np.int64:
             return b"\x00" + self._states.astype(">i8").tobytes()
-        return b"\x01" + pack_integers(int(s) for s in self._states.ravel())
+        return b"\x01" + pack_integers((int(s) for s in self._states.ravel()), SECRET_BYTES)
 
     def load(self, state: bytes, t: int) -> None:
         """Continue from states saved after tick t."""
