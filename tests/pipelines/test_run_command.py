@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -267,6 +268,21 @@ def test_an_unusable_value_keeps_its_place_where_values_alone_may_change(
     assert cli("run", "-c", gates / "run.toml")[0] == 0
     assert len(letters(gates)) == 1000
     near(gates, {"north": north, "south": 0})
+
+
+def test_a_full_standard_output_is_a_full_disk(gates: Path, cli: Cli) -> None:
+    program = Path(sys.executable).with_name("evertally")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [program, "run", "-c", gates / "run.toml", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert b"standard output" in done.stderr
+    assert b"Exception" not in done.stderr
+    assert len(list(read_releases(gates / "releases.jsonl")[1])) == 12  # and what was released stays
 
 
 def test_unforeseen_errors_print_no_data(gates: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

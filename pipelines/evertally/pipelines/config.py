@@ -171,7 +171,9 @@ def _check_distinct(paths: tuple[Path | None, ...], mistakes: Mistakes) -> None:
         real = path.resolve()
         marks: list[Path | tuple[int, int]] = [real]
         if name == "state.path":  # the ledger keeps files of its own beside it
-            marks += [real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", ".chainkey")]
+            marks += [
+                real.with_name(real.name + suffix) for suffix in ("-wal", "-shm", "-journal", ".chainkey")
+            ]
         with contextlib.suppress(OSError):  # a hard link is the same file under another name
             status = real.stat()
             marks += [(status.st_dev, status.st_ino)]

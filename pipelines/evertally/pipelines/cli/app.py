@@ -122,5 +122,6 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal API's form
-    print("evertally: stopped; what was released is in the ledger", file=sys.stderr)
+    # straight to the descriptor: the signal may have come in the middle of another print
+    os.write(2, b"evertally: stopped; what was released is in the ledger\n")
     raise SystemExit(128 + number)

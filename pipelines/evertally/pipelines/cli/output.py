@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import os
 import sys
 from typing import Annotated, Any, Final
 
 import typer
 
-from evertally.errors import EvertallyError, InvalidParameter
+from evertally.errors import EvertallyError, InvalidParameter, StorageFull
 
 __all__ = ["AsJson", "Logs", "LogFormat", "begin", "emit", "report_error"]
 
@@ -57,8 +58,18 @@ def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
 
 
 def emit(fields: dict[str, Any], text: str) -> None:
-    """Print a command's result: its fields as JSON, or its text."""
-    print(json.dumps(fields) if _Settings.as_json else text)
+    """Print a command's result: its fields as JSON, or its text.
+
+    Raises:
+        StorageFull: standard output cannot be written; what the command did is done all the same.
+    """
+    try:
+        print(json.dumps(fields) if _Settings.as_json else text, flush=True)
+    except BrokenPipeError:  # its reader went away, which is its right
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or the interpreter tries again at its end
+        raise StorageFull(f"the result could not be written to standard output ({error.strerror})") from None
 
 
 def report_error(error: EvertallyError) -> None:
