@@ -79,6 +79,7 @@ def test_a_good_configuration(gates: Path) -> None:
         ('key = "gate"', 'key = "gate"\nvalue = "amount"\nvalue_unit = "cent"', "source.value_unit"),
         ('key = "gate"', 'key = "gate"\nvalue_unit = "1"', "source.value_unit"),
         ('key = "gate"', 'key = "gate"\ntimezone = "Mars/Base"', "source.timezone"),
+        ("epsilon = 1.0", "epsilon = 1.0\nclip = 1099511627776", "privacy.clip"),
         ("epsilon = 1.0", "epsilon = inf", "privacy.epsilon"),
         ("epsilon = 1.0", "epsilon = -1", "privacy.epsilon"),
         ("epsilon = 1.0", 'epsilon = "1"', "privacy.epsilon"),

@@ -95,7 +95,14 @@ class StreamSpec:
                 self.slack_horizon, parse_mechanism(self.mechanism).horizon or self.slack_horizon
             ),
         )
-        return fit_counter(bare, self.scope, units)
+        try:
+            return fit_counter(bare, self.scope, units)
+        except InvalidParameter as error:
+            if error.field != "units":
+                raise
+            raise InvalidParameter(
+                "clip", self.clip, "a smaller share of one unit, or more epsilon: this needs noise above 2^30"
+            ) from None
 
     @property
     def contribution(self) -> Contribution:
