@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,9 @@ class UnitNumbers:
     def __repr__(self) -> str:
         return "UnitNumbers(<redacted>)"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("unit numbers hold a key and are not pickled")
+
     def __call__(self, unit: str) -> int:
         """The unit's number: 0, 1, ... in the order of first sight. Only equality means anything."""
         digest = hmac.digest(self._key, unit.encode("utf-8", "surrogatepass"), "sha256")
@@ -86,6 +89,9 @@ class UnitBounder:
 
     def __repr__(self) -> str:
         return f"UnitBounder({self._bound}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a bounder holds events and is not pickled")
 
     def add(self, events: EventColumns) -> None:
         """Take in a batch of events; their order does not matter."""

@@ -85,6 +85,9 @@ class RawBatch:
     def __repr__(self) -> str:
         return f"RawBatch(rows={len(self.timestamps)}, <redacted>)"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("raw events are not pickled")
+
 
 class Source(Protocol):
     """An input of events that ends: everything up to its verified end, in any order."""
@@ -268,6 +271,12 @@ class _Column(dict[Field, int]):
         self._parse = parse
         self._missing = missing
         self._wrong_type = wrong_type
+
+    def __repr__(self) -> str:
+        return f"_Column(fields={len(self)}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("raw fields are not pickled")
 
     def __missing__(self, field: Field) -> int:
         parsed: int | Reason

@@ -6,6 +6,7 @@ Only a faster way: whatever a column is asked for equals what its texts would gi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,9 @@ class PackedColumn:
 
     def __repr__(self) -> str:
         return f"PackedColumn(rows={len(self)}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("raw fields are not pickled")
 
     def texts(self) -> list[str]:
         """Every field as a string."""

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NoReturn
 
 from evertally.errors import InvalidParameter
 
@@ -39,6 +39,9 @@ class LineBlock:
 
     def __repr__(self) -> str:
         return f"LineBlock(first_line={self.first_line}, <redacted>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("raw lines are not pickled")
 
     @functools.cached_property
     def lines(self) -> list[bytes]:
