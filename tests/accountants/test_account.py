@@ -20,9 +20,11 @@ from evertally.accountants import (
     Poisson,
     account,
     calibrate_noise_multiplier,
+    colour,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_noise_multiplier,
+    random_allocation,
 )
 from evertally.accountants.accountant import _curves
 from evertally.accountants.bound import Source
@@ -199,6 +201,25 @@ def test_conditional_composition_over_its_budget_is_left_out_with_a_note() -> No
     bound = mechanism.delta(epsilon=1.0)
     assert bound.source == "renyi"
     assert any("conditional composition left out" in note for note in bound.notes)
+
+
+def test_the_default_says_that_conditional_composition_was_left_out() -> None:
+    default = account(BandedSquareRoot(3), SCHEME, 4.0).delta(epsilon=1.0)
+    found = calibrate_noise_multiplier(BandedSquareRoot(3), SCHEME, epsilon=1.0, delta=1e-5)
+    for bound in (default, found):
+        assert any("conditional composition left out" in note for note in bound.notes)
+    named = account(BandedSquareRoot(3), SCHEME, 4.0, bounds={"renyi"}).delta(epsilon=1.0)
+    unsampled = account(Identity(), EachEpochOnce(20, 5), 4.0).delta(epsilon=1.0)
+    assert named.notes == unsampled.notes == ()
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_no_upper_bound_on_delta_underflows_to_zero(direction: str) -> None:
+    gram = BandedSquareRoot(3).gram(SCHEME)
+    for sigma, epsilon in ((50.0, 1000.0), (1e4, 3.0), (1e8, 1.0)):
+        assert random_allocation.delta(1000, sigma, epsilon, direction) > 0.0
+        assert colour.delta(gram, sigma, epsilon, direction) > 0.0
+        assert colour.delta(gram, sigma, epsilon, direction, 2) > 0.0
 
 
 def test_smallest_admitted_brackets() -> None:

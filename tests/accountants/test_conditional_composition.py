@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, ndtr
 
+from evertally.accountants import account, random_allocation
 from evertally.accountants import conditional_composition as cc
-from evertally.accountants import random_allocation
 from evertally.accountants.cc_hazards import TEMPERATURES, HazardTests, dense_tests, identity_tests
 from evertally.accountants.cc_product import product_pld, row_mixtures
 from evertally.accountants.participation import BallsInBins
@@ -232,6 +232,30 @@ def test_bars_for_a_thousand_rows(epsilon: float, sigma: float, true: float) -> 
     for direction in DIRECTIONS:
         assert cc.delta(gram, sigma, epsilon, direction, events) <= 1e-5
     assert cc.delta(gram, true * 0.99, epsilon, "remove", events) > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_bar_through_the_accountant() -> None:
+    """The same by the public entry: epsilon 0.5 at noise .832, and never less than the exact value."""
+    scheme = BallsInBins(batches=1000, epochs=1)
+    bound = account(Identity(), scheme, 0.832, bounds={"cc"}).epsilon(delta=1e-5)
+    assert bound.source == "cc"
+    assert bound.lower <= bound.value <= 0.5
+    exact = account(Identity(), scheme, 0.832, bounds={"random-allocation"}).epsilon(delta=1e-5)
+    assert exact.value <= bound.value
+
+
+def test_the_mean_maximising_temperature_maximises_the_mean() -> None:
+    rng = np.random.default_rng(3)
+    squares, sigma = rng.uniform(0.0, 5.0, 7), 1.3
+
+    def mean(psi: Array) -> float:
+        return float(-(psi @ squares) / (2 * sigma**2) - np.sum(psi * np.log(psi * 7)))
+
+    best = np.exp(-squares / cc.mean_maximising_temperature(sigma))
+    others = rng.dirichlet(np.ones(7), 200)
+    assert all(mean(best / best.sum()) >= mean(psi) for psi in others)
 
 
 def test_temperatures_help() -> None:

@@ -261,22 +261,22 @@ def temperatures_section() -> str:
         )
     )
     rows = []
+    orders = []
     for label, gram, sigma, epsilon in settings:
+        found: dict[str, float] = {}
         for name, chosen in (
             ("all", cc.TEMPERATURES),
             ("uniform only", (math.inf,)),
             ("0.1 only", (0.1,)),
             ("1 only", (1.0,)),
             ("10 only", (10.0,)),
+            ("mean-maximising", (cc.mean_maximising_temperature(sigma),)),
         ):
-            rows.append(
-                [
-                    label,
-                    name,
-                    f"{cc.delta(gram, sigma, epsilon, 'remove', (1e-6, 1e-5, 1e-4, 1e-3), chosen):.3g}",
-                ]
-            )
-    return table(["job", "temperatures", "delta, conditional composition"], rows)
+            found[name] = cc.delta(gram, sigma, epsilon, "remove", (1e-6, 1e-5, 1e-4, 1e-3), chosen)
+            rows.append([label, name, f"{found[name]:.3g}"])
+        orders.append(f"{label}: " + ", ".join(sorted(found, key=lambda name: found[name])))
+    text = table(["job", "temperatures", "delta, conditional composition"], rows)
+    return text + "\n\nFrom least to most: " + "; ".join(orders) + "."
 
 
 def training_section() -> str:

@@ -46,6 +46,7 @@ Directions = Literal["both", "remove", "add"]
 CC_TIME_BUDGET_S = 60.0
 TOLERANCE = 1e-7
 _COARSE = 1e-2
+_CC_NOT_ASKED = "conditional composition left out: it takes minutes of its own; ask for it by name, 'cc'"
 _NOISE_MAX = 1e8
 _LOWER_TOLERANCE = 1e-4
 
@@ -61,6 +62,7 @@ class Account:
         direction: "both" (add/remove and zero-out adjacency), or one of the two alone.
         curves: the upper bounds that enter the minimum.
         floor: the certified lower bound.
+        left_out: a note for each bound that applies and was not asked for by name.
     """
 
     strategy: Strategy
@@ -69,6 +71,7 @@ class Account:
     direction: Directions
     curves: tuple[Curve, ...]
     floor: _Floor
+    left_out: tuple[str, ...] = ()
 
     def epsilon(self, *, delta: float) -> Bound:
         """Epsilon >= 0 at `delta`, natural logarithm.
@@ -106,7 +109,7 @@ class Account:
         if not math.isfinite(best.value):
             raise UnsupportedMechanism(f"no finite value from the bounds asked for ({source})")
         left_out = tuple(a.note for s, a in answers if s == "cc" and a.note)
-        notes = ((best.note,) if best.note and source != "cc" else ()) + left_out
+        notes = ((best.note,) if best.note and source != "cc" else ()) + left_out + self.left_out
         return _bound(best.value, source, lower, self.floor.scope, notes)
 
 
@@ -145,7 +148,8 @@ def account(
     one_of("direction", direction, get_args(Directions))
     curves, floor = _curves(strategy, participation, bounds, direction, time_budget_s, cc_time_budget_s)
     scaled_entry(floor.sensitivity_squared, sigma)
-    return Account(strategy, participation, sigma, direction, curves, floor)
+    left_out = _left_out(participation, bounds)
+    return Account(strategy, participation, sigma, direction, curves, floor, left_out)
 
 
 def calibrate_noise_multiplier(
@@ -181,7 +185,7 @@ def calibrate_noise_multiplier(
     curves, floor = _curves(strategy, participation, bounds, direction, time_budget_s, cc_time_budget_s)
     plain = Gaussian(floor.sensitivity_squared)
     unamplified = _admitted_start(plain, epsilon, delta)
-    best, source, notes = math.inf, curves[0].source, []
+    best, source, notes = math.inf, curves[0].source, list(_left_out(participation, bounds))
     for curve in curves:
         value, note = _calibrate(curve, epsilon, delta, min(best, unamplified), known=math.isfinite(best))
         if note:
@@ -265,23 +269,40 @@ def _calibrate(curve: Curve, epsilon: float, delta: float, start: float, *, know
         start *= 2.0
         if known or note.startswith("conditional") or start > _NOISE_MAX:
             return math.inf, note if isinstance(curve, Conditional) else ""
-    step = 1.25
-    while isinstance(curve, Renyi | Colour | RandomAllocation):
-        # a narrower or coarser curve is a bound too; the line or number of colours that is best at its answer
-        # is taken to the end once it stays the same
-        whole, admitted_before = curve, start
-        curve = narrow = curve.focused(start, epsilon)
-        if log_excess(start) <= 0.0:
-            _, start = smallest_admitted(log_excess, start, tolerance=_COARSE, low=start * 1e-4, step=step)
-        settled = narrow.covers(whole.focused(start, epsilon))
-        curve, step = narrow.sharpened(start, epsilon), 1.0 + _COARSE
+    if not isinstance(curve, Renyi | Colour | RandomAllocation):
+        return smallest_admitted(log_excess, start, tolerance=TOLERANCE, low=start * 1e-4)[1], note
+    # a narrower or coarser curve is a bound too: look for the answer on one, and take to the end the line or
+    # number of colours that is the best of the whole curve at its own answer
+    whole, known_admitted, step = curve, start, 1.25
+    while True:
+        curve = narrow = whole.focused(start, epsilon)
         if log_excess(start) > 0.0:
-            start = admitted_before
-        if settled or start == admitted_before:
             break
-        curve = whole
-    _, admitted = smallest_admitted(log_excess, start, tolerance=TOLERANCE, low=start * 1e-4, step=step)
-    return admitted, note
+        _, start = smallest_admitted(log_excess, start, tolerance=_COARSE, low=start * 1e-4, step=step)
+        step = 1.0 + _COARSE
+        if narrow.covers(whole.focused(start, epsilon)):
+            break
+    curve = sharp = whole.sharpened(start, epsilon)
+    if log_excess(start) > 0.0:
+        start = known_admitted
+        curve = sharp = whole.sharpened(start, epsilon)
+    while True:
+        _, start = smallest_admitted(
+            log_excess, start, tolerance=TOLERANCE, low=start * 1e-4, step=1.0 + _COARSE
+        )
+        curve = best = whole.sharpened(start, epsilon)
+        if sharp.covers(best):
+            return start, note
+        if log_excess(start) > 0.0:  # what the whole curve takes here is worse: its own value counts
+            curve = whole
+            while log_excess(start) > 0.0:
+                start *= 1.0 + _COARSE / 100.0
+            return start, note
+        sharp = best
+
+
+def _left_out(participation: Participation, bounds: Collection[Source] | None) -> tuple[str, ...]:
+    return (_CC_NOT_ASKED,) if bounds is None and isinstance(participation, BallsInBins) else ()
 
 
 def _admitted_start(plain: Gaussian, epsilon: float, delta: float) -> float:

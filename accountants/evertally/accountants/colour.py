@@ -45,8 +45,8 @@ def delta(
     screened = [
         (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).delta(epsilon), q) for q in candidates(gram)
     ]
-    coarse, best = min(screened)
-    return min(coarse, ColourPLD(gram, sigma, direction, best, cells).delta(epsilon))
+    best = [ColourPLD(gram, sigma, direction, q, cells).delta(epsilon) for _, q in sorted(screened)[:2]]
+    return min(*best, min(screened)[0])
 
 
 def epsilon(
@@ -59,8 +59,8 @@ def epsilon(
     screened = [
         (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).epsilon(delta), q) for q in candidates(gram)
     ]
-    coarse, best = min(screened)
-    return min(coarse, ColourPLD(gram, sigma, direction, best, cells).epsilon(delta))
+    best = [ColourPLD(gram, sigma, direction, q, cells).epsilon(delta) for _, q in sorted(screened)[:2]]
+    return min(*best, min(screened)[0])
 
 
 @lru_cache(maxsize=32)
@@ -124,7 +124,8 @@ class ColourPLD:
 
     def delta(self, epsilon: float) -> float:
         """Upper bound on delta at `epsilon` >= 0."""
-        return min(1.0, sum(weight * part.delta(epsilon) for weight, part in self._parts) * (1.0 + 2.0**-40))
+        total = sum(weight * part.delta(epsilon) for weight, part in self._parts) * (1.0 + 2.0**-40)
+        return max(math.ulp(0.0), min(1.0, total))
 
     def epsilon(self, delta: float) -> float:
         """Upper bound on the epsilon at `delta`."""

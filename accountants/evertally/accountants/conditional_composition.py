@@ -27,6 +27,7 @@ __all__ = [
     "ConditionalComposition",
     "delta",
     "epsilon",
+    "mean_maximising_temperature",
     "prepared",
 ]
 
@@ -59,6 +60,18 @@ class ConditionalComposition:
     def hopeless(self, sigma: float) -> bool:
         """Whether one row alone loses so much that its masses leave the double range."""
         return float(self.tests.mean.max()) > _MU_MAX * sigma
+
+
+def mean_maximising_temperature(sigma: float) -> float:
+    """The temperature whose psi gives the bound on L_i its largest mean under the tested bin i.
+
+    That mean is -sum psi_j |m_j - m_i|^2/(2 sigma^2) - KL(psi, uniform): its maximiser is Gibbs' measure at
+    T = 2 sigma^2. For comparison only: a large mean is not a large threshold, the spread counts as well.
+
+    >>> mean_maximising_temperature(2.0)
+    8.0
+    """
+    return 2.0 * positive_real("sigma", sigma) ** 2
 
 
 @lru_cache(maxsize=8)

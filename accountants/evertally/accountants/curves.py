@@ -109,12 +109,13 @@ class Renyi:
         return _renyi_answer([renyi.epsilon(found, sigma, delta) for found in self.directions])
 
     def focused(self, sigma: float, epsilon: float) -> Renyi:
-        """The line that matters nearby."""
-        return Renyi(tuple(renyi.focused(found, sigma, epsilon) for found in self.directions))
+        """The line that matters nearby, of low orders."""
+        last = renyi.COARSE_ORDER
+        return Renyi(tuple(renyi.focused(found, sigma, epsilon, last) for found in self.directions))
 
-    def sharpened(self, sigma: float, epsilon: float) -> Renyi:  # noqa: ARG002  as the others
-        """Itself: nothing was made coarse."""
-        return self
+    def sharpened(self, sigma: float, epsilon: float) -> Renyi:
+        """The line and the order that matter nearby."""
+        return Renyi(tuple(renyi.focused(found, sigma, epsilon) for found in self.directions))
 
     def covers(self, other: Curve) -> bool:
         """Whether this curve has every line and order of the other."""

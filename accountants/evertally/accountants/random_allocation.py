@@ -105,9 +105,9 @@ class RandomAllocationPLD:
             return self._delta_below(epsilon)
         unamplified = gaussian_delta(epsilon, math.sqrt(self._variance + self.gaussian_mu**2))
         if not _MIN_VARIANCE <= self._variance <= _MAX_VARIANCE:
-            return unamplified
+            return max(math.ulp(0.0), unamplified)
         value = _hockey_stick(self._law(), epsilon - VALUE_MARGIN, self.direction, self.gaussian_mu)
-        return min(unamplified, value * (1.0 + MASS_MARGIN * self.batches) + _UNDERFLOW)
+        return max(math.ulp(0.0), min(unamplified, value * (1.0 + MASS_MARGIN * self.batches) + _UNDERFLOW))
 
     def epsilon(self, delta: float) -> float:
         """Bound on the epsilon at `delta`: from above (upper=True) or from below."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,8 @@ ORDER_MAX = 1024
 TIME_BUDGET_S = 0.1
 """Default seconds for one sweep at one noise; turned into operations, so results never depend on load."""
 CONVERSION_ORDER_MAX = 256
+COARSE_ORDER = 8
+"""Orders whose sweeps cost little: enough to find where to look."""
 _OPERATIONS_PER_S = 3e8
 
 
@@ -163,9 +165,9 @@ def epsilon(focus: Focus, sigma: float, delta: float) -> RenyiResult:
     return best.result(max(0.0, best.value))
 
 
-def focused(focus: Focus, sigma: float, epsilon: float) -> Focus:
-    """The line and the orders that give delta at `epsilon` and noise near `sigma`: still a bound."""
-    best = _least(focus, sigma, lambda moments: log_deltas(moments, epsilon))
+def focused(focus: Focus, sigma: float, epsilon: float, last: int = CONVERSION_ORDER_MAX) -> Focus:
+    """The line and the orders, up to `last`, that give delta at `epsilon` near `sigma`: still a bound."""
+    best = _least(replace(focus, last=last), sigma, lambda moments: log_deltas(moments, epsilon))
     kept = tuple(dict.fromkeys((focus.lines[0], best.line)))
     return Focus(kept, best.order, best.order)
 

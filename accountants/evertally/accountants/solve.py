@@ -23,20 +23,26 @@ def smallest_admitted(
         step: first factor by which the search goes down from `start`.
         low: where the search for a refused value ends; everything above it admitted returns (low, low).
 
-    Illinois' variant of false position in logarithms, kept off the ends so that both sides close in. Both
-    returned values have been evaluated: the second is admitted as it stands.
+    Inverse quadratic interpolation in logarithms, else false position with Illinois' weights, kept off the
+    ends so that both sides close in. Both returned values have been evaluated: the second is admitted as it
+    stands.
     """
     high, high_excess = start, max(log_excess(start), _LOG_FLOOR)
     factor = step
+    reach = math.log(step)
     while True:
-        trial = max(high / factor, low)
+        trial = max(high * math.exp(-reach), low)
         excess = max(log_excess(trial), _LOG_FLOOR)
         if excess > 0.0:
             break
-        high, high_excess = trial, excess
         if trial == low:
             return low, low
         factor *= factor
+        # a little past where the last two values point, if that is not too far to believe
+        fall = excess - high_excess
+        pointed = -1.05 * excess * math.log(high / trial) / fall if fall > 0.0 else math.inf
+        reach = max(pointed, 0.5 * math.log(step)) if pointed < 8.0 * math.log(factor) else math.log(factor)
+        high, high_excess = trial, excess
     return _close_in(log_excess, (trial, excess), (high, high_excess), tolerance)
 
 
@@ -49,11 +55,15 @@ def _close_in(
     low, low_weight = refused
     high, high_weight = admitted
     last = 0
+    known = [refused, admitted]
     for step in range(_STEPS_MAX):
         if high <= low * (1.0 + tolerance):
             break
         width = math.log(high / low)
         share = low_weight / (low_weight - high_weight) if low_weight > high_weight else 0.5
+        curved = _inverse_quadratic(known[-3:])
+        if curved is not None and low < curved < high:
+            share = math.log(curved / low) / width
         if step % 8 == 7:
             share = 0.5
         margin = min(0.5, 0.4 * tolerance / width)
@@ -61,6 +71,7 @@ def _close_in(
         if not low < guess < high:
             break
         excess = max(log_excess(guess), _LOG_FLOOR)
+        known.append((guess, excess))
         if excess > 0.0:
             low, low_weight = guess, excess
             high_weight *= 0.5 if last == 1 else 1.0
@@ -70,3 +81,15 @@ def _close_in(
             low_weight *= 0.5 if last == -1 else 1.0
             last = -1
     return low, high
+
+
+def _inverse_quadratic(points: list[tuple[float, float]]) -> float | None:
+    """Where the parabola of log noise over excess through three points reaches 0; None without one."""
+    if len(points) < 3:
+        return None
+    (_, u), (_, v), (_, w) = points
+    if len({u, v, w}) < 3:
+        return None
+    a, b, c = (math.log(noise) for noise, _ in points)
+    at = a * v * w / ((u - v) * (u - w)) + b * u * w / ((v - u) * (v - w)) + c * u * v / ((w - u) * (w - v))
+    return math.exp(at) if abs(at) < 700.0 else None
