@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventParser, Refusal, ValueRule
-from evertally.pipelines.local import csv_source, lines
+from evertally.pipelines.local import csv_source, jsonl_source, lines
 from evertally.pipelines.local.csv_source import CsvSource, FieldNames
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
 from evertally.pipelines.local.lines import LineReader
@@ -157,6 +157,25 @@ def test_the_pools_reach_every_reason(tmp_path: Path) -> None:
         path.write_bytes(b"\n".join([*([b"at,key,value,who"] if kind == "csv" else []), *pool]))
         seen |= {reason for _, _, reason in read(path, kind)[1]}
     assert seen == set(Reason)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        [b'{"key":1},{"key":2}', b'{"key":"x', b'{y"}'],
+        [b'{"key":1},{"key":2}', b'{"key":[{"x":1}', b'{"y":2}]}'],
+        [b'{"key":1},{"key":2}', b'{"key":{"x":1}', b'{"y":2}}'],
+        [b'{"key":1},{"key":2}]', b'{"at":3}'],
+        [b'{"key":1},{"key":2}', b'{"at":3', b'"key":4}'],
+        [b'{"key":1}', b"", b'{"key":2}'],
+        [b'{"key":1}]', b'[{"key":2}'],
+    ],
+)
+def test_objects_of_a_block_are_objects_of_a_line(block: list[bytes]) -> None:
+    found = jsonl_source._whole_block(block)
+    alone = [jsonl_source._object_or_reason(line) for line in block]
+    assert any(isinstance(item, Reason) for item in alone)  # so that the block is none of good lines alone
+    assert found is None
 
 
 def test_a_quote_does_not_reach_into_the_next_line(tmp_path: Path) -> None:

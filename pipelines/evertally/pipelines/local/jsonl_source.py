@@ -70,6 +70,8 @@ def _whole_block(lines: list[bytes]) -> list[dict[str, Any]] | None:
     """All objects, where every line is exactly one object without space around; None where any is not."""
     if len(max(lines, key=len)) > MAX_LINE_BYTES:
         return None
+    if (flat := _flat_block(b",\n".join(lines), len(lines))) is not None:
+        return flat
     scan, objects = _SCAN, []
     try:
         for line in b"\n".join(lines).decode().split("\n"):
@@ -80,6 +82,22 @@ def _whole_block(lines: list[bytes]) -> list[dict[str, Any]] | None:
     except (ValueError, StopIteration, RecursionError):
         return None
     return objects
+
+
+def _flat_block(joined: bytes, rows: int) -> list[dict[str, Any]] | None:
+    """All objects of lines joined to one array, read in one step; None unless each line is one object.
+
+    No value can reach over a line's end: a string may hold no newline, within an object a comma is
+    followed by a string and not by the brace each line begins with, and there are no arrays.
+    """
+    if b"[" in joined or not joined.startswith(b"{") or joined.count(b"\n{") != rows - 1:
+        return None
+    try:
+        text = f"[{joined.decode()}]"
+        objects, end = _SCAN(text, 0)
+    except (ValueError, StopIteration, RecursionError):
+        return None
+    return objects if end == len(text) and len(objects) == rows else None
 
 
 def _line_by_line(
