@@ -107,6 +107,15 @@ def test_a_late_piece_after_a_resume_is_refused() -> None:
         again.add(1, Piece(Place("aa", 1, 0, 2, False), 9, 9, b"x"))
 
 
+def test_a_gap_after_a_resume_is_refused() -> None:
+    collector = TickCollector(1, START)
+    collector.add(0, Piece(Place("aa", 1, 0, 1, True), 5, 9, b"x"))
+    collector.close(10)
+    TickCollector(1, collector.position()).add(1, Piece(Place("aa", 1, 0, 2, True), 9, 11, b"x"))
+    with pytest.raises(IntegrityError, match="repeats or lacks"):
+        TickCollector(1, collector.position()).add(1, Piece(Place("aa", 1, 0, 2, True), 10, 11, b"x"))
+
+
 def test_sources_cannot_be_taken_away() -> None:
     collector = TickCollector(2, START)
     with pytest.raises(IntegrityError, match="fewer sources"):

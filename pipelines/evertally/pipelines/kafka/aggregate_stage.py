@@ -86,6 +86,7 @@ class AggregateStage:
         self._committed_at = time.monotonic()
         self._stall: Final = Stall(self.name, config.stall_s)
         self._ready = False
+        self._blocked = False
 
     def turn(self) -> None:
         """See `Stage`."""
@@ -102,11 +103,11 @@ class AggregateStage:
             self._read(partition, records, now_ms)
         if self._unsettled:
             self._settle()
-        if polled.records or not self._lagging():
+        self._commit_if_due(now_ms)
+        if not self._blocked and (polled.records or not self._lagging()):
             self._stall.moved()
         self._stall.check()
         self._ready = self._member.joined() and self._member.owns() == self._tallies.keys()
-        self._commit_if_due(now_ms)
 
     def ready(self) -> bool:
         """See `Stage`."""
@@ -197,7 +198,8 @@ class AggregateStage:
 
     def _commit(self, closed: int) -> None:
         touched = {p: t for p, t in self._tallies.items() if t.dirty() or closed >= t.open_tick}
-        if not touched or not self._member.joined():  # in a rebalance every commit is refused
+        self._blocked = bool(touched) and not self._member.joined()
+        if not touched or self._blocked:  # in a rebalance every commit is refused
             return
         incarnation = self._context.opened.incarnation
         records = list(self._letters)

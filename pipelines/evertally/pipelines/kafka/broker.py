@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ from typing import Any, Final
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.net.compat import KafkaNetClient
 
 from evertally.errors import EvertallyError, Fenced, IntegrityError, InvalidParameter, ServiceUnavailable
 
@@ -71,50 +72,62 @@ class Broker:
 
     def admin(self) -> KafkaAdminClient:
         """A client for topics and groups. Raises ServiceUnavailable with the broker's reason."""
-        with _reason_surfaced(self):
-            return KafkaAdminClient(**self._options())
+        return self._connect(KafkaAdminClient)
 
     def reader(self) -> KafkaConsumer:
         """A consumer without a group, for partitions assigned by hand; read_committed."""
-        with _reason_surfaced(self):
-            return KafkaConsumer(**self._options(), **_READING)
+        return self._connect(KafkaConsumer, **_READING)
 
     def group_reader(self, group: str) -> KafkaConsumer:
         """A consumer that reads and commits a group's offsets without joining it."""
-        with _reason_surfaced(self):
-            return KafkaConsumer(**self._options(), **_READING, group_id=group)
+        return self._connect(KafkaConsumer, **_READING, group_id=group)
 
     def member(self, membership: Membership, *, max_poll_records: int = 4000) -> KafkaConsumer:
         """A consumer that is a member of a group. Subscribe with a listener."""
-        with _reason_surfaced(self):
-            return KafkaConsumer(
-                **self._options(),
-                **_READING,
-                group_id=membership.group,
-                group_instance_id=membership.instance,
-                session_timeout_ms=membership.session_timeout_ms,
-                heartbeat_interval_ms=max(200, membership.session_timeout_ms // 6),
-                max_poll_records=max_poll_records,
-                max_poll_interval_ms=120_000,
-            )
+        return self._connect(
+            KafkaConsumer,
+            **_READING,
+            group_id=membership.group,
+            group_instance_id=membership.instance,
+            session_timeout_ms=membership.session_timeout_ms,
+            heartbeat_interval_ms=max(200, membership.session_timeout_ms // 6),
+            max_poll_records=max_poll_records,
+            max_poll_interval_ms=120_000,
+        )
 
     def producer(self, transactional_id: str, *, timeout_ms: int, max_request_bytes: int) -> KafkaProducer:
         """A transactional producer; `init_transactions` fences any older one of the same id."""
+        return self._connect(
+            KafkaProducer,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            acks="all",
+            linger_ms=0,
+            max_request_size=max_request_bytes,
+            delivery_timeout_ms=60_000,
+            request_timeout_ms=10_000,
+            max_block_ms=30_000,
+            allow_auto_create_topics=False,
+            reconnect_backoff_max_ms=1000,
+            metrics_enabled=False,
+        )
+
+    def _connect(self, make: Callable[..., Any], **settings: Any) -> Any:
+        """A client, or the reason why there is none; one that fails to start leaves no thread behind."""
+        made: list[Any] = []
+
+        def net_client(*arguments: Any, **options: Any) -> Any:
+            made.append(KafkaNetClient(*arguments, **options))
+            return made[-1]
+
         with _reason_surfaced(self):
-            return KafkaProducer(
-                **self._options(),
-                transactional_id=transactional_id,
-                transaction_timeout_ms=timeout_ms,
-                acks="all",
-                linger_ms=0,
-                max_request_size=max_request_bytes,
-                delivery_timeout_ms=60_000,
-                request_timeout_ms=10_000,
-                max_block_ms=30_000,
-                allow_auto_create_topics=False,
-                reconnect_backoff_max_ms=1000,
-                metrics_enabled=False,
-            )
+            try:
+                return make(**self._options(), kafka_client=net_client, **settings)
+            except BaseException:
+                for client in made:
+                    with contextlib.suppress(Exception):
+                        client.close()
+                raise
 
     def _options(self) -> dict[str, Any]:
         options: dict[str, Any] = {

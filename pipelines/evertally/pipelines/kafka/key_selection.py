@@ -86,6 +86,9 @@ class Candidate:
     total: int
     slot: int = -1
 
+    def __repr__(self) -> str:
+        return "Candidate(<redacted>)"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("an exact count is not pickled")
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from kafka import ConsumerRebalanceListener
 from kafka import errors as kafka_errors
-from kafka.structs import MemberState
 
 from evertally.errors import IntegrityError, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker, Membership, TopicPartition, translated
@@ -135,8 +134,12 @@ class GroupMember:
         return total
 
     def joined(self) -> bool:
-        """Whether the group has agreed on who owns what, with this member in it."""
-        return bool(self._consumer.group_metadata().state == MemberState.STABLE)
+        """Whether the group has agreed on who owns what, with this member in it.
+
+        kafka-python's own `state` may say "rebalancing" for ever after a join that outlived a poll.
+        """
+        generation: int = self._consumer.group_metadata().generation_id
+        return generation >= 0 and not self._consumer._coordinator.rejoin_needed
 
     def identity(self) -> object:
         """This member's place in the group; the broker refuses commits under a stale one."""
