@@ -277,10 +277,16 @@ def test_a_slice_of_random_settings(strategies: bool) -> None:
         check(*setting)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        *(pytest.param(i, marks=pytest.mark.soak) for i in range(1, 8)),
+    ],
+)
 def test_two_thousand_random_settings(part: int) -> None:
+    """250 settings a part: one part in every run, all eight in the long ones."""
     for setting in settings(220, 100 + part, strategies=False) + settings(30, 200 + part, strategies=True):
         check(*setting)
 
