@@ -17,6 +17,7 @@ from typing import Final, NoReturn, Self
 
 from evertally.counters.keys import NoiseKey, derive_key
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.pipelines.durable import sync_folder
 from evertally.validation import one_of
 
 __all__ = ["KeyFile"]
@@ -58,7 +59,7 @@ class KeyFile:
                 os.link(temporary, path)  # fails where the path exists: two starters never use two secrets
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except FileExistsError:
             raise
         except FileNotFoundError:
@@ -121,11 +122,3 @@ class KeyFile:
 def _checksum(secret: bytes) -> bytes:
     """Tells a damaged file from a whole one; a hash of the secret under its own domain, cut to 64 bits."""
     return hashlib.sha256(b"evertally/1/key-file-checksum" + secret).digest()[:_CHECKSUM_BYTES]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.pipelines.durable import sync_folder
 from evertally.pipelines.releases import Release
 
 __all__ = ["FileSink", "Sink"]
@@ -59,6 +60,7 @@ class FileSink:
                     "output.releases", str(path), "a regular file, which can be cut and appended"
                 )
             self._file = os.fdopen(descriptor, "r+b")
+            sync_folder(path.parent)
         except OSError as error:
             raise InvalidParameter(
                 "output.releases", str(path), f"a writable file ({error.strerror})"

@@ -51,7 +51,15 @@ class EventReader:
         self._rule: Final = rule
         keys = spec.keys if names is None else tuple(names)
         self._known: Final = frozenset(keys)
-        self._parser: Final = EventParser(grid, keys, other, source.timezone, source.rule, number_unit)
+        self._parser: Final = EventParser(
+            grid,
+            keys,
+            other,
+            source.timezone,
+            source.rule,
+            number_unit,
+            keep_places=spec.scope.adjacency == "replace-value",
+        )
         self._decode: Final[Decoder] = decode_json if source.format == "json" else AvroDecoder(source.schemas)
 
     def read(self, partition: int, records: Sequence[Any], now_ms: int) -> tuple[EventColumns, list[Refusal]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 
-from evertally.counters.encoding import pack_integers, unpack_integers
+from evertally.counters.encoding import SECRET_BYTES, pack_integers, unpack_integers
 from evertally.errors import IntegrityError
 
 __all__ = ["add_sums", "decode_sums", "encode_sums"]
@@ -19,7 +19,7 @@ def encode_sums(sums: Mapping[int, int]) -> bytes:
     """
     positions = sorted(position for position, amount in sums.items() if amount)
     head = struct.pack(f">I{len(positions)}I", len(positions), *positions)
-    return head + pack_integers([sums[position] for position in positions])
+    return head + pack_integers([sums[position] for position in positions], SECRET_BYTES)
 
 
 def decode_sums(body: bytes) -> dict[int, int]:

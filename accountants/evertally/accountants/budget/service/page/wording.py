@@ -13,7 +13,12 @@ from evertally.accountants.budget.scopes import Scope
 
 __all__ = ["amount", "charge_words", "duration", "event_word", "guarantee", "instant", "neighbours", "total"]
 
-_EVENT_WORDS: Final = {"reserved": "reserved", "committed": "spent", "expired": "returned"}
+_EVENT_WORDS: Final = {
+    "reserved": "reserved",
+    "committed": "spent",
+    "expired": "returned",
+    "extended": "extended",
+}
 _RAISED: Final = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _MS: Final = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))
 
