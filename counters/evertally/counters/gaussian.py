@@ -4,7 +4,7 @@ A draw is the integer nearest to 2^30 Z for a standard normal Z, decided exactly
 evaluates the normal quantile in doubles and keeps its answer only where a certified error bound
 leaves no doubt; the few doubtful draws (about 4e-5) are settled by comparing the random bits with
 the tail function at high precision. The result is therefore a function of the bits alone, the same
-on every machine (docs/proofs/snapped-mechanism.md, "Exactly rounded draws").
+on every machine (docs/proofs/snapped-mechanism.md, section 9).
 """
 
 from __future__ import annotations
