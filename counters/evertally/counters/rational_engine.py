@@ -47,7 +47,7 @@ def rational_engine(
 class OneKeyEngine:
     """States of one key as Python integers of any size."""
 
-    __slots__ = ("_ahead", "_exponents", "_half", "_shift", "_source", "_states", "_t", "_weights")
+    __slots__ = ("_ahead", "_block", "_exponents", "_half", "_shift", "_source", "_states", "_t", "_weights")
 
     def __init__(
         self, exponents: tuple[int, ...], weights: tuple[int, ...], weight_bits: int, source: NoiseSource
@@ -59,6 +59,7 @@ class OneKeyEngine:
         self._source: Final = source
         self._states = [0] * len(self._weights)
         self._t = 0
+        self._block: IntArray = np.empty((0, 1), dtype=np.int64)
         self._ahead: list[int] = []
 
     @property
@@ -69,11 +70,12 @@ class OneKeyEngine:
     def step(self) -> tuple[IntArray, IntArray]:
         """One tick: (z, h) of shape (1,)."""
         if not self._ahead:
-            self._ahead = self._source.block(self._t + 1, _PREFETCH_TICKS)[::-1, 0].tolist()
-        z = self._ahead.pop()
-        h = self._advance(z)
+            self._block = self._source.block(self._t + 1, _PREFETCH_TICKS)
+            self._ahead = self._block[::-1, 0].tolist()
+        draw = self._block[-len(self._ahead)]
+        h = self._advance(self._ahead.pop())
         self._t += 1
-        return np.array([z]), np.array([h])
+        return draw, np.array([h])
 
     def run(self, count: int) -> tuple[IntArray, IntArray]:
         """Many ticks at once: compiled where numba is present, the same integers without it."""
