@@ -62,8 +62,9 @@ def run(script: str, arguments: tuple[str, ...], timeout_s: int) -> str:
 def section(script: str, arguments: tuple[str, ...], timeout_s: int) -> str:
     """One script's part of the page, between markers that a later run replaces."""
     title = " ".join(("python", f"tests/benchmarks/{script}", *arguments))
+    load = f"Load average of the machine before it: {os.getloadavg()[0]:.1f}."
     body = run(script, arguments, timeout_s)
-    return f"<!-- begin {script} -->\n## `{title}`\n\n```\n{body}\n```\n<!-- end {script} -->"
+    return f"<!-- begin {script} -->\n## `{title}`\n\n{load}\n\n```\n{body}\n```\n<!-- end {script} -->"
 
 
 def main() -> None:
