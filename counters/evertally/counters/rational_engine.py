@@ -8,7 +8,7 @@ The floor inside a state is not amplified by the mechanism (docs/proofs/snapped-
 
 from __future__ import annotations
 
-from operator import mul
+from operator import mul, rshift, sub
 from typing import Final, cast
 
 import numpy as np
@@ -97,8 +97,9 @@ class OneKeyEngine:
         self._t, self._ahead = t, []
 
     def _advance(self, z: int) -> int:
-        kept = [s - (s >> k) for s, k in zip(self._states, self._exponents, strict=False)]
-        kept.append(self._states[-1])
+        states = self._states
+        kept = list(map(sub, states, map(rshift, states, self._exponents)))  # ends with the exponents
+        kept.append(states[-1])
         fresh = z << FRACTION_BITS
         self._states = [d + fresh for d in kept]
         total: int = sum(map(mul, self._weights, kept), self._half)
