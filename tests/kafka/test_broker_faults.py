@@ -12,7 +12,7 @@ from kafka_harness import EventFeed, KafkaStream
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -109,7 +109,8 @@ class LocalCluster:
         self._listener = listener
         self._extra = dict(extra or {})
         self._scram = dict(scram or {})
-        self._cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode()
+        # never a leading dash, which the storage tool would take for an option
+        self._cluster_id = "e" + base64.urlsafe_b64encode(uuid.uuid4().bytes)[1:22].decode()
         ports = free_ports(3 * nodes)
         self.ports: Final = ports[:nodes]
         self._controllers = ports[nodes : 2 * nodes]
