@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evertally import accountants
 from evertally.accountants.budget import (
     ChargeRequest,
     CounterLine,
@@ -251,9 +252,6 @@ def test_unknown_or_impossible_fields_are_refused(change: dict[str, object]) -> 
 
 
 def test_training_line_needs_a_mixed_scope_and_takes_the_larger_direction() -> None:
-    accountants = pytest.importorskip("evertally.accountants")
-    if not hasattr(accountants, "ledger_renyi"):
-        pytest.skip("the accountants are not built yet")
     line = TrainingLine({"kind": "Identity"}, BINS, "2")
     mixed = Scope("m", "event", "add-remove", "8", "1e-6", filter="renyi", order=8)
     bins = accountants.BallsInBins(batches=10, epochs=1)

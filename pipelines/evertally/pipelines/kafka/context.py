@@ -58,14 +58,7 @@ class StreamContext:
                 raise InvalidParameter("--from", None, "earliest, latest or a time at the first start")
             if opened is None:
                 opened = _create(config, store)
-            changed = config.spec.changes(opened)
-            if changed:
-                raise InvalidParameter(
-                    "stream",
-                    "another " + ", ".join(changed),
-                    f"the parameters of incarnation {opened.incarnation}; a change needs a new incarnation "
-                    "and is a new charge",
-                )
+            config.spec.require_same(opened)
             if config.select is not None:  # a later start repeats the request and pays nothing
                 store.charge(config.select.charge(config.spec, opened.incarnation))
             return cls(config, store, KeyFile.open_or_create(config.key_file), opened, partitions)

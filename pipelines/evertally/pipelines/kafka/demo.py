@@ -30,6 +30,7 @@ from evertally.pipelines.kafka.config import WorkerConfig, load_worker_config
 from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars, missing_tool
 from evertally.pipelines.kafka.topics import create_topics
 from evertally.pipelines.kafka.worker import Worker
+from evertally.pipelines.local.demo import CARRIERS
 from evertally.pipelines.releases import RELEASE_SCHEMA, Release
 from evertally.pipelines.ticks import format_ms
 from evertally.pipelines.timestamps import parse_timestamp
@@ -38,24 +39,6 @@ __all__ = ["main"]
 
 _START: Final = "2013-01-01T10:00:00Z"
 _PARTITIONS: Final = 3
-_CARRIERS: Final = [
-    "9E",
-    "AA",
-    "AS",
-    "B6",
-    "DL",
-    "EV",
-    "F9",
-    "FL",
-    "HA",
-    "MQ",
-    "OO",
-    "UA",
-    "US",
-    "VX",
-    "WN",
-    "YV",
-]
 _CONFIG: Final = """
 [stream]
 name = "departures"
@@ -170,7 +153,7 @@ def run(pom: Path, seconds: float, speed: float, console: Console) -> int:
 def _show(cluster: LocalCluster, folder: Path, seconds: float, speed: float, console: Console) -> int:
     path = folder / "worker.toml"
     path.write_text(
-        _CONFIG.format(keys=json.dumps(_CARRIERS), start=_START, servers=cluster.bootstrap_servers), "utf-8"
+        _CONFIG.format(keys=json.dumps(CARRIERS), start=_START, servers=cluster.bootstrap_servers), "utf-8"
     )
     config = load_worker_config(path, {})
     _make_topics(cluster.bootstrap_servers, config)
