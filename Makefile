@@ -3,10 +3,12 @@ PYTHON ?= python3
 UV := .uv/bin/uv
 RUN := .venv/bin
 DEV := .venv-dev/bin
+TRAIN := .venv-train/bin
+PRISM := $(HOME)/.cache/evertally/prism/2.77.0/prism
 PYTEST := $(DEV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo kafka-demo test check soak lint format lock venv venv-dev clean
+.PHONY: help demo kafka-demo test check soak lint format lock venv venv-dev train-venv flink-venv prism clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,8 +29,27 @@ $(UV): bootstrap.lock
 	VIRTUAL_ENV=.venv-dev $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+.venv-train/.ready: requirements-train.lock pyproject.toml $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-train
+	VIRTUAL_ENV=.venv-train $(UV) pip sync --quiet --require-hashes requirements-train.lock
+	VIRTUAL_ENV=.venv-train $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-flink/.ready: requirements-flink.lock pyproject.toml $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-flink
+	VIRTUAL_ENV=.venv-flink $(UV) pip sync --quiet --compile-bytecode --require-hashes requirements-flink.lock
+	VIRTUAL_ENV=.venv-flink $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(PRISM): # the Go module proxy checks the module against Go's checksum database
+	GOBIN=$(dir $@) go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0
+
 venv: .venv/.ready ## install what a user runs, from hashes
 venv-dev: .venv-dev/.ready ## install what the tests need, from hashes
+
+train-venv: .venv-train/.ready ## install PyTorch and what its tests need, from hashes (6 GB)
+flink-venv: .venv-flink/.ready ## install PyFlink and the Flink distribution, from hashes (1 GB)
+prism: $(PRISM) ## build Beam's Prism runner once, outside the checkout (Go)
 
 demo: .venv/.ready ## a year of New York departures, counted privately, with a picture
 	$(RUN)/evertally demo
@@ -57,6 +78,8 @@ format: .venv-dev/.ready ## rewrite to the house's format
 lock: $(UV) ## resolve the locks again
 	$(UV) pip compile pyproject.toml requirements-build.in --extra plots --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements.lock --python-version 3.11
 	$(UV) pip compile pyproject.toml requirements-build.in --extra dev --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-dev.lock --python-version 3.11
+	$(UV) pip compile pyproject.toml requirements-build.in --extra dev-train --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-train.lock --python-version 3.11
+	$(UV) pip compile pyproject.toml requirements-build.in --extra flink --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-flink.lock --python-version 3.11
 
 clean: ## remove what the targets made
-	rm -rf .venv .venv-dev .uv .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-dev .venv-train .venv-flink .uv .mypy_cache .ruff_cache .pytest_cache
