@@ -57,14 +57,20 @@ demo: .venv/.ready ## a year of New York departures, counted privately, with a p
 kafka-demo: .venv/.ready ## a broker, the departures at 1,000 times their speed, a worker, live totals (Java, Maven)
 	$(RUN)/python -m evertally.pipelines.kafka.demo
 
-test: .venv-dev/.ready lint ## everything this machine can run
-	$(PYTEST) -m "not soak"
+test: lint .venv-train/.ready .venv-flink/.ready $(PRISM) ## everything this machine can run
+	@status=0; \
+	$(TRAIN)/python -m pytest -m "train and not soak" tests/training || status=1; \
+	$(PYTEST) -m "not soak" || status=1; \
+	exit $$status
 
 check: .venv-dev/.ready ## the fast subset while working
-	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka" -n 2
+	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka and not prism and not flink and not prometheus" -n 2
 
-soak: .venv-dev/.ready ## the long runs: fresh keys, full-size faults and load
-	$(PYTEST) -m soak --timeout=7200
+soak: .venv-dev/.ready .venv-train/.ready .venv-flink/.ready $(PRISM) ## the long runs: fresh keys, full-size faults and load
+	@status=0; \
+	$(TRAIN)/python -m pytest -m "train and soak" --timeout=7200 tests/training || status=1; \
+	$(PYTEST) -m soak --timeout=7200 || status=1; \
+	exit $$status
 
 lint: .venv-dev/.ready ## ruff and mypy --strict
 	$(DEV)/ruff check .
