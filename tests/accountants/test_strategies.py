@@ -155,3 +155,25 @@ def test_bands_and_bad_parameters() -> None:
         LowerTriangular(np.array([[math.inf]]))
     with pytest.raises(InvalidParameter):
         LowerTriangular(np.eye(5)).gram(scheme)
+
+
+@pytest.mark.parametrize("kind", [BandMF, BandedInverseMF])
+def test_an_optimised_strategy_can_be_written_down(kind: type[BandMF] | type[BandedInverseMF]) -> None:
+    scheme = BallsInBins(20, 3)
+    fixed = kind(4).fixed(scheme)
+    assert fixed != kind(4)
+    assert len(fixed.taps) == 4
+    assert fixed.fixed(scheme) == fixed == kind(4, taps=fixed.taps)
+    # the numbers are the strategy: under another scheme, and in another process, they stay what they are
+    np.testing.assert_array_equal(fixed.column(scheme).taps, kind(4).column(scheme).taps)
+    np.testing.assert_array_equal(fixed.gram(scheme).matrix, kind(4).gram(scheme).matrix)
+    other = BallsInBins(9, 2)
+    np.testing.assert_array_equal(fixed.column(other).taps[:4], fixed.column(scheme).taps[:4])
+    assert not np.array_equal(kind(4).column(other).taps[:4], fixed.column(scheme).taps[:4])
+    short = BallsInBins(1, 2)
+    assert fixed.matrix_first_column(short).shape == (2,)
+    for taps in ((), (1.0,)):
+        kind(4, taps=taps)
+    for bad in ((0.5, 0.1), (1.0,) * 5, (1.0, float("nan")), (1.0, 1e9), [1.0, 0.5]):
+        with pytest.raises(InvalidParameter, match="taps"):
+            kind(4, taps=bad)  # type: ignore[arg-type]  # that is what is tried

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import NoReturn
 
 import pytest
 
-from evertally.accountants import renyi_lines
+from evertally.accountants import BLT, renyi_lines, strategies
 from evertally.accountants.budget import Scope, TrainingLine
+from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Loss
+from evertally.errors import InvalidParameter
 
 MIXED = Scope("m", "event", "add-remove", "8", "1e-6", epsilon_lines="2", filter="renyi", order=8)
 BINS = {"kind": "BallsInBins", "batches": 10, "epochs": 2}
@@ -41,3 +44,59 @@ def test_a_training_lines_cost_reads_no_clock(
     monkeypatch.undo()
     assert second == first
     assert first.epsilon > 0 if own_delta else (first.renyi or 0) > 0
+
+
+EPOCHS = {"kind": "EachEpochOnce", "batches": 10, "epochs": 2}
+CYCLES = {"kind": "CyclicPoisson", "sampling_probability": "0.01", "rows": 20, "cycle": 10}
+
+
+@pytest.mark.parametrize(
+    ("kind", "participation"),
+    [
+        ("BandMF", BINS),
+        ("BandedInverseMF", BINS),
+        ("BandMF", EPOCHS),
+        ("BandedInverseMF", EPOCHS),
+        ("BandMF", CYCLES),
+    ],
+)
+def test_an_optimised_strategy_travels_with_its_numbers(
+    kind: str, participation: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_delta = "" if participation is BINS else "1e-8"
+    line = TrainingLine({"kind": kind, "bands": 3, "normalize_columns": True}, participation, "4", own_delta)
+    written = line.to_json()
+    taps = written["strategy"]["taps"]  # type: ignore[index]  # an object
+    assert len(taps) == 3
+    strategy, _ = line.mechanism()
+    assert [repr(tap) for tap in strategy.taps] == taps  # type: ignore[attr-defined]  # an optimised one
+    assert strategy.normalize_columns  # type: ignore[attr-defined]
+    price = line.loss(MIXED)
+
+    def fail(*_: object) -> NoReturn:
+        raise AssertionError("the strategy was optimised again")
+
+    # a verifier, or a trainer, on another machine: same line, same matrix, same cost, no optimiser
+    monkeypatch.setattr(strategies, "optimise_taps", fail)
+    monkeypatch.setattr(strategies, "optimise_inverse_taps", fail)
+    for cache in (strategies._band_mf_taps, strategies._band_inverse_mf_taps, strategies._toeplitz):
+        cache.cache_clear()
+    again = line_from_json(json.loads(json.dumps(written)))
+    assert again == line
+    assert again.loss(MIXED) == price
+    other = json.loads(json.dumps(written))
+    other["strategy"]["taps"][1] = "-0.9"
+    assert line_from_json(other).loss(MIXED) != price
+
+
+def test_numbers_of_a_strategy_keep_their_signs_and_are_checked() -> None:
+    blt = {"kind": "BLT", "output_scales": ["0.3", "-0.05"], "buffer_decays": ["0.9", "0"]}
+    strategy, _ = TrainingLine(blt, BINS, "4").mechanism()
+    assert strategy == BLT((0.3, -0.05), (0.9, 0.0))
+    for wrong in ("--1", "nan", "-inf", "1,5", ""):
+        with pytest.raises(InvalidParameter):
+            TrainingLine({**blt, "output_scales": ["0.3", wrong]}, BINS, "4").loss(MIXED)
+    with pytest.raises(InvalidParameter, match="taps"):
+        TrainingLine({"kind": "BandMF", "bands": 4096}, {**BINS, "batches": 100_000}, "4")
+    with pytest.raises(InvalidParameter, match="bands"):
+        TrainingLine({"kind": "BandMF", "bands": 0}, BINS, "4")

@@ -44,15 +44,17 @@ CALLS: dict[str, tuple[str, str, dict[str, object] | None]] = {
     "reserve": ("POST", "/v1/charges", charge_body()),
     "charge": ("POST", "/v1/charges", charge_body(mode="commit")),
     "commit": ("POST", "/v1/charges/{own}/commit", None),
+    "expire": ("POST", "/v1/charges/{spare}/expire", None),
     "lease": ("POST", "/v1/leases", charge_body(line=TRAINING)),
     "stream": ("GET", "/v1/streams/flights", None),
 }
+REQUESTER = {"read", "history", "quote", "calibrate", "reserve", "expire"}
 # role -> (grants, verbs answered by the ledger; the others are 403, or 404 where nothing is granted at all)
 ROLES: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "reader": (("scope:health=read",), {"read", "history"}),
     "planner": (("scope:health=quote",), {"quote", "calibrate"}),
-    "requester": (("scope:health=read,quote,reserve",), {"read", "history", "quote", "calibrate", "reserve"}),
-    "committer": (("scope:health=reserve,commit",), {"reserve", "charge", "commit"}),
+    "requester": (("scope:health=read,quote,reserve",), REQUESTER),
+    "committer": (("scope:health=reserve,commit",), {"reserve", "charge", "commit", "expire"}),
     "trainer": (("scope:health=lease",), {"lease"}),
     "founder": (("scope:hea*=create",), {"create"}),
     "owner": (("scope:*=create,read,quote,reserve,commit,lease", "stream:*=read"), set(CALLS)),
@@ -62,19 +64,19 @@ ROLES: dict[str, tuple[tuple[str, ...], set[str]]] = {
 }
 OPEN_STATUSES = {
     "create": 201, "read": 200, "history": 200, "quote": 200, "calibrate": 200,
-    "reserve": 201, "charge": 201, "commit": 200, "lease": 422, "stream": 404,
+    "reserve": 201, "charge": 201, "commit": 200, "expire": 200, "lease": 422, "stream": 404,
 }  # fmt: skip
 """Answers of the ledger itself: a gaussian scope refuses training runs, and there is no stream yet."""
 
 
-Matrix = tuple[Service, dict[str, str], dict[str, str]]
+Matrix = tuple[Service, dict[str, str], dict[tuple[str, str], str]]
 
 
 @pytest.fixture(scope="module")
 def matrix(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Matrix]:
-    """A service, a token for each role, and a reservation owned by each role."""
+    """A service, a token for each role, and two reservations owned by each role."""
     location = str(tmp_path_factory.mktemp("matrix") / "ledger.db")
     prepare(location)
     tables = ServiceTables(location)
@@ -88,14 +90,15 @@ def matrix(
     service = start(location, "", tokens)
     owned = {}
     for role, token in helpers.items():
-        answer = httpx.post(
-            service.address + "/v1/charges",
-            json=charge_body(),
-            headers={"Authorization": f"Bearer {token}"},
-            trust_env=False,
-            timeout=60,
-        )
-        owned[role] = answer.json()["charge_id"]
+        for which in ("own", "spare"):
+            answer = httpx.post(
+                service.address + "/v1/charges",
+                json=charge_body(),
+                headers={"Authorization": f"Bearer {token}"},
+                trust_env=False,
+                timeout=60,
+            )
+            owned[role, which] = answer.json()["charge_id"]
     yield service, tokens, owned
     service.kill()
 
@@ -107,7 +110,7 @@ def test_authorization_matrix(matrix: Matrix, role: str, verb: str) -> None:
     method, path, body = CALLS[verb]
     answer = httpx.request(
         method,
-        service.address + path.replace("{own}", owned[role]),
+        service.address + path.format(own=owned[role, "own"], spare=owned[role, "spare"]),
         json=body,
         headers={"Authorization": f"Bearer {tokens[role]}"},
         trust_env=False,

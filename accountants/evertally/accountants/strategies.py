@@ -7,7 +7,7 @@ C by its norm; it is a field, so it is recorded wherever the strategy is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -133,17 +133,25 @@ class BandMF:
     Attributes:
         bands: non-zero diagonals of C, 1..4096.
         normalize_columns: whether each column of C is divided by its norm (after the optimisation).
+        taps: the non-zero entries of C's first column as an optimisation found them; () runs it here.
     """
 
     bands: int
     normalize_columns: bool = False
+    taps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         positive_integer("bands", self.bands, high=BANDS_MAX)
+        _check_taps(self.taps, self.bands)
+
+    def fixed(self, participation: BallsInBins) -> BandMF:
+        """The same strategy with its numbers written down: no other machine has to find them again."""
+        return replace(self, taps=tuple(self.column(participation).taps.tolist()))
 
     def column(self, participation: BallsInBins) -> Column:
         """First column of C; these doubles are the strategy."""
-        return exact_column(_band_mf_taps(self.bands, participation))
+        taps = np.array(self.taps[: participation.rows]) if self.taps else None
+        return exact_column(_band_mf_taps(self.bands, participation) if taps is None else taps)
 
     def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
         """First column of C before normalisation, shape (rows,)."""
@@ -161,17 +169,25 @@ class BandedInverseMF:
     Attributes:
         bands: non-zero diagonals of C^-1, 1..4096.
         normalize_columns: whether each column of C is divided by its norm (after the optimisation).
+        taps: the non-zero entries of C^-1's first column as an optimisation found them; () runs it here.
     """
 
     bands: int
     normalize_columns: bool = False
+    taps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         positive_integer("bands", self.bands, high=BANDS_MAX)
+        _check_taps(self.taps, self.bands)
+
+    def fixed(self, participation: BallsInBins) -> BandedInverseMF:
+        """The same strategy with its numbers written down: no other machine has to find them again."""
+        return replace(self, taps=tuple(self.inverse_taps(participation).tolist()))
 
     def inverse_taps(self, participation: BallsInBins) -> FloatArray:
         """The non-zero entries of C^-1's first column; these doubles are the strategy."""
-        return _band_inverse_mf_taps(self.bands, participation)
+        taps = np.array(self.taps[: participation.rows]) if self.taps else None
+        return _band_inverse_mf_taps(self.bands, participation) if taps is None else taps
 
     def column(self, participation: BallsInBins) -> Column:
         """First column of C with its rounding error."""
@@ -273,6 +289,15 @@ def bands(strategy: Strategy, participation: BallsInBins) -> int:
     if isinstance(strategy, BandedSquareRoot | BandedInverseSquareRoot | BandMF | BandedInverseMF | BLT):
         return int(np.flatnonzero(strategy.column(participation).magnitudes).max(initial=0)) + 1
     raise InvalidParameter("strategy", type(strategy).__name__, "a strategy of this package")
+
+
+def _check_taps(taps: tuple[float, ...], bands: int) -> None:
+    if not taps:
+        return
+    if not isinstance(taps, tuple) or len(taps) > bands or taps[0] != 1.0:
+        raise InvalidParameter("taps", "other numbers", f"at most {bands}, a tuple whose first is 1")
+    for tap in taps:
+        real("taps", tap, low=-1e6, high=1e6)
 
 
 def _padded(taps: FloatArray, rows: int) -> FloatArray:

@@ -24,6 +24,7 @@ __all__ = [
     "commit_reservation",
     "expire_due",
     "expire_one",
+    "line_of_charge",
     "quote",
     "receipt",
     "record",
@@ -95,6 +96,14 @@ def commit_reservation(tx: Transaction, key: bytes, charge_id: str, principal: s
 def scope_of_charge(tx: Transaction, charge_id: str, principal: str) -> str:
     """Name of the scope a charge of this principal belongs to."""
     return _state(tx, charge_id, principal)[0]
+
+
+def line_of_charge(tx: Transaction, charge_id: str, principal: str) -> dict[str, object]:
+    """The line that a charge of this principal pays for, as JSON."""
+    _state(tx, charge_id, principal)
+    body = json.loads(tx.rows("SELECT line FROM charge_state WHERE charge_id = ?", charge_id)[0][0])
+    line: dict[str, object] = body["line"]
+    return line
 
 
 def expire_due(tx: Transaction, key: bytes, row: ScopeRow, now: int) -> int:

@@ -25,6 +25,7 @@ from evertally.accountants.budget.ledger import ChargeRow, Receipt
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Line
 from evertally.accountants.budget.scopes import Caps, Scope, ScopeStatus
+from evertally.accountants.budget.training import TrainingLine
 from evertally.errors import (
     BudgetExceeded,
     EvertallyError,
@@ -56,6 +57,7 @@ class LeaseGrant:
         steps_max: steps of the planned run.
         steps_done: highest number of steps reported.
         expires_ms: when the reservation lapses unless it is renewed; 0 once active.
+        line: the run that is charged; `line.mechanism()` is the strategy and participation it has to use.
     """
 
     lease_id: str
@@ -65,6 +67,7 @@ class LeaseGrant:
     steps_max: int
     steps_done: int
     expires_ms: int
+    line: TrainingLine
 
 
 class BudgetClient:
@@ -148,6 +151,13 @@ class BudgetClient:
         """Make your reservation final, BEFORE its noise is drawn. Raises Fenced when it has lapsed."""
         return _receipt(self._send("POST", f"/v1/charges/{quote(charge_id, safe='')}/commit"))
 
+    def expire_charge(self, charge_id: str) -> bool:
+        """Give your undrawn reservation back at once; False where it had lapsed before.
+
+        Raises InvalidParameter for a committed charge: nothing of it is refunded.
+        """
+        return bool(self._json("POST", f"/v1/charges/{quote(charge_id, safe='')}/expire")["expired"])
+
     def charges(self, scope: str, after_seq: int = 0) -> Iterator[ChargeRow]:
         """History of a scope in order, fetched page by page."""
         while True:
@@ -180,6 +190,10 @@ class BudgetClient:
         body = {**json.loads(request.body()), **more}
         key = request.idempotency_key or uuid.uuid4().hex
         return _lease(_object(self._send("POST", "/v1/leases", body, key=key)))
+
+    def read_lease(self, lease_id: str) -> LeaseGrant:
+        """Where a lease of yours stands; changes nothing."""
+        return _lease(self._json("GET", f"/v1/leases/{quote(lease_id, safe='')}"))
 
     def acquire_lease(self, lease_id: str, manifest_digest: str = "") -> LeaseGrant:
         """Take a lease over under a new epoch; the former holder is refused from now on."""
@@ -294,4 +308,8 @@ def _status(said: Mapping[str, Any]) -> ScopeStatus:
 
 
 def _lease(said: Mapping[str, Any]) -> LeaseGrant:
-    return LeaseGrant(**{field.name: said[field.name] for field in dataclasses.fields(LeaseGrant)})
+    line = line_from_json(said["line"])
+    if not isinstance(line, TrainingLine):
+        raise ServiceUnavailable("the budget service answered a lease without a training run")
+    plain = {field.name: said[field.name] for field in dataclasses.fields(LeaseGrant) if field.name != "line"}
+    return LeaseGrant(line=line, **plain)

@@ -7,13 +7,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from evertally.accountants.budget.amounts import Amount, decimal_text, exact
 from evertally.accountants.budget.canonical import canonical_json
 from evertally.accountants.budget.loss import Loss
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import InvalidParameter, UnsupportedMechanism
+
+if TYPE_CHECKING:
+    from evertally.accountants.participation import BallsInBins, Participation
+    from evertally.accountants.strategies import Strategy
 
 __all__ = ["TrainingLine"]
 
@@ -26,6 +30,8 @@ _STRATEGIES: Final = (
     "BLT",
 )
 _PARTICIPATIONS: Final = ("BallsInBins", "EachEpochOnce", "CyclicPoisson", "Poisson")
+_OPTIMISED: Final = ("BandMF", "BandedInverseMF")
+_CELLS_MAX: Final = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,11 @@ class TrainingLine:
     In a renyi scope the line costs the larger of a valid remove and a valid add bound at the scope's
     order. With `own_delta` it enters through the sub-budget instead, with the accountant's best epsilon
     at that delta. Parameters that are not integers are decimal text.
+
+    Guarantees:
+        - the line holds every number of its strategy: an optimised one without "taps" gets them when the
+          line is made, so that the run, the charge and a later check all speak of one matrix
+          (test_an_optimised_strategy_travels_with_its_numbers).
 
     Attributes:
         strategy: {"kind": "BandedSquareRoot", "bands": 4}, the public names of `evertally.accountants`.
@@ -59,6 +70,7 @@ class TrainingLine:
             if not isinstance(described, Mapping) or described.get("kind") not in kinds:
                 raise InvalidParameter(f"line.{field}", type(value).__name__, "a kind: " + ", ".join(kinds))
             object.__setattr__(self, field, canonical_json(f"line.{field}", described))
+        object.__setattr__(self, "strategy", self._written_out())
         text = decimal_text("line.noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", text)
         if self.own_delta != "":
@@ -74,11 +86,18 @@ class TrainingLine:
             "own_delta": self.own_delta,
         }
 
+    def mechanism(self) -> tuple[Strategy, Participation]:
+        """The strategy and participation that are charged for: what a run of this line has to use."""
+        accountants = importlib.import_module("evertally.accountants")
+        return (
+            _described(accountants, "line.strategy", str(self.strategy)),
+            _described(accountants, "line.participation", str(self.participation)),
+        )
+
     def loss(self, scope: Scope) -> Loss:
         """The run's loss, whatever is seen of it on the way."""
         accountants = importlib.import_module("evertally.accountants")
-        strategy = _described(accountants, "line.strategy", str(self.strategy))
-        participation = _described(accountants, "line.participation", str(self.participation))
+        strategy, participation = self.mechanism()
         # towards less noise: a larger loss
         sigma = float(exact("line.noise_multiplier", self.noise_multiplier)) * (1.0 - 2.0**-52)
         if self.own_delta != "":
@@ -95,8 +114,36 @@ class TrainingLine:
             )
         return Loss(renyi=accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order))
 
+    def _written_out(self) -> str:
+        """The strategy's JSON with the numbers an optimiser found for it."""
+        written: dict[str, object] = json.loads(str(self.strategy))
+        if written["kind"] not in _OPTIMISED or "taps" in written:
+            return str(self.strategy)
+        strategy, participation = self.mechanism()
+        scheme = _scheme(participation)
+        if scheme is None:
+            return str(self.strategy)  # refused by the accountant
+        if scheme.rows * strategy.bands > _CELLS_MAX:  # type: ignore[attr-defined]  # both optimised ones have it
+            raise InvalidParameter("line.strategy.taps", "nothing", "the taps of a run of this size")
+        taps = strategy.fixed(scheme).taps  # type: ignore[attr-defined]  # as above
+        return canonical_json("line.strategy", {**written, "taps": [repr(tap) for tap in taps]})
 
-def _described(accountants: Any, field: str, text: str) -> object:
+
+def _scheme(participation: Participation) -> BallsInBins | None:
+    """The bins under which the accountant reads a strategy, None where it takes the identity only."""
+    accountants = importlib.import_module("evertally.accountants")
+    scheme: BallsInBins | None = None
+    match participation:
+        case accountants.BallsInBins():
+            scheme = participation
+        case accountants.EachEpochOnce(batches=batches, epochs=epochs):
+            scheme = accountants.BallsInBins(batches, epochs)
+        case accountants.CyclicPoisson(rows=rows, cycle=cycle):
+            scheme = accountants.BallsInBins(cycle, -(-rows // cycle))
+    return scheme
+
+
+def _described(accountants: Any, field: str, text: str) -> Any:
     values: dict[str, object] = json.loads(text)
     build = getattr(accountants, str(values.pop("kind")))
     try:
@@ -106,8 +153,11 @@ def _described(accountants: Any, field: str, text: str) -> object:
 
 
 def _number(field: str, value: object) -> object:
+    """A parameter as Python has it: decimal text, with a sign where it has one, is a double."""
     if isinstance(value, str):
-        return float(exact(field, value))
+        size = value.removeprefix("-")
+        number = 0.0 if size in ("0", "0.0") else float(exact(field, size))
+        return -number if size != value else number
     if isinstance(value, list):
         return tuple(_number(field, item) for item in value)
     return value

@@ -10,6 +10,7 @@ from evertally.accountants.budget.service.leases import Lease
 
 __all__ = [
     "ChargeRowOut",
+    "ExpiredOut",
     "FitOut",
     "LeaseOut",
     "ProblemOut",
@@ -96,6 +97,13 @@ class ReceiptOut(BaseModel):
     expires_ms: int = Field(description="0 where it never expires")
 
 
+class ExpiredOut(BaseModel):
+    """What became of a reservation that was given back."""
+
+    charge_id: str
+    expired: bool = Field(description="false where it had expired before")
+
+
 class ChargeRowOut(BaseModel):
     """One row of a scope's append-only history; amounts are changes."""
 
@@ -176,10 +184,13 @@ class LeaseOut(BaseModel):
     steps_max: int
     steps_done: int
     expires_ms: int = Field(description="When the reservation lapses unless it is renewed; 0 once active.")
+    line: dict[str, object] = Field(
+        description="The planned run that is charged, with every number of its strategy: run this one."
+    )
 
     @classmethod
-    def of(cls, lease: Lease) -> LeaseOut:
-        """From the store's type."""
+    def of(cls, lease: Lease, line: dict[str, object]) -> LeaseOut:
+        """From the store's types."""
         return cls(
             lease_id=lease.lease_id,
             charge_id=lease.lease_id,
@@ -189,6 +200,7 @@ class LeaseOut(BaseModel):
             steps_max=lease.steps_max,
             steps_done=lease.steps_done,
             expires_ms=lease.expires_ms if lease.status == "reserved" else 0,
+            line=line,
         )
 
 

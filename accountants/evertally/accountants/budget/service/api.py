@@ -16,7 +16,14 @@ from evertally.accountants.budget.ledger import OpenedStream, Receipt
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.scopes import Scope
 from evertally.accountants.budget.service.access import PRINCIPAL
-from evertally.accountants.budget.service.answers import ChargeRowOut, FitOut, ReceiptOut, ScopeOut, StreamOut
+from evertally.accountants.budget.service.answers import (
+    ChargeRowOut,
+    ExpiredOut,
+    FitOut,
+    ReceiptOut,
+    ScopeOut,
+    StreamOut,
+)
 from evertally.accountants.budget.service.fitting import fit
 from evertally.accountants.budget.service.grants import Principal, authorize
 from evertally.accountants.budget.service.problems import Problem, Refusal
@@ -85,8 +92,9 @@ async def read_scope(scope: str, caller: Caller, state: State) -> ScopeOut:
 async def quote(body: QuoteIn, caller: Caller, state: State) -> Response:
     """What the charge would cost now; 409 where it does not fit. Changes nothing."""
     authorize(caller, "scope", body.scope, "quote")
-    request = request_of(body, caller, "")
-    receipt = await state.workers.run(lambda: state.ledger.quote(request), heavy=_heavy(body))
+    receipt = await state.workers.run(
+        lambda: state.ledger.quote(request_of(body, caller, "")), heavy=_heavy(body)
+    )
     return receipt_response(receipt, 200)
 
 
@@ -101,12 +109,14 @@ async def charge(
     A reservation counts as spent until it has expired; commit it before its noise is drawn.
     """
     authorize(caller, "scope", body.scope, "reserve", *(("commit",) if body.mode == "commit" else ()))
-    request = request_of(body, caller, idempotency_key)
-    if body.mode == "commit":
-        work = _counted(state, lambda: state.ledger.charge(request))
-    else:
-        work = _counted(state, lambda: state.ledger.reserve(request, body.ttl_ms))
-    return receipt_response(await state.workers.run(work, heavy=_heavy(body)), 201)
+
+    def work() -> Receipt:
+        request = request_of(body, caller, idempotency_key)
+        if body.mode == "commit":
+            return state.ledger.charge(request)
+        return state.ledger.reserve(request, body.ttl_ms)
+
+    return receipt_response(await state.workers.run(_counted(state, work), heavy=_heavy(body)), 201)
 
 
 @router.post("/charges/{charge_id}/commit", tags=["charges"], summary="Commit", response_model=ReceiptOut)
@@ -120,6 +130,25 @@ async def commit(charge_id: str, caller: Caller, state: State) -> Response:
         return state.ledger.commit_charge(charge_id, caller.name)
 
     return receipt_response(await state.workers.run(work), 200)
+
+
+@router.post("/charges/{charge_id}/expire", tags=["charges"], summary="Give a reservation back")
+async def expire(charge_id: str, caller: Caller, state: State) -> ExpiredOut:
+    """Return your undrawn reservation at once; 422 for a committed charge, nothing of which is refunded."""
+    name("charge_id", charge_id)
+
+    def work() -> int:
+        scope = state.tables.read(lambda tx: book.scope_of_charge(tx, charge_id, caller.name))
+        authorize(caller, "scope", scope, "reserve")
+        try:
+            return state.ledger.expire(charge_id, caller.name)
+        except InvalidParameter as error:
+            problem = Problem(
+                "invalid_parameter", "the charge is committed", "mode", "commit", error.expected
+            )
+            raise Refusal(problem) from None
+
+    return ExpiredOut(charge_id=charge_id, expired=bool(await state.workers.run(work)))
 
 
 @router.get("/charges", tags=["charges"], summary="A scope's history")

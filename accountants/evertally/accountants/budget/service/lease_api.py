@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from evertally.accountants.budget import book
 from evertally.accountants.budget.canonical import name
 from evertally.accountants.budget.service.answers import LeaseOut
 from evertally.accountants.budget.service.api import Caller, IdempotencyKey, State, request_of
@@ -34,9 +35,10 @@ async def create_lease(
 ) -> Response:
     """Reserve the whole planned run. The answer's epoch is the first holder's."""
     authorize(caller, "scope", body.scope, "lease")
-    request, steps_max = request_of(body, caller, idempotency_key), _planned_steps(body.line.participation)
+    steps_max = _planned_steps(body.line.participation)
 
     def work() -> Lease:
+        request = request_of(body, caller, idempotency_key)
         receipt = state.ledger.reserve(request, body.ttl_ms)
         lease = Lease(
             receipt.charge_id,
@@ -44,7 +46,7 @@ async def create_lease(
             receipt.expires_ms,
             b"",
         )
-        answer = LeaseOut.of(lease).model_dump_json().encode()
+        answer = LeaseOut.of(lease, request.line.to_json()).model_dump_json().encode()
         return state.leases.open(Lease(*_fields(lease), answer))
 
     lease = await state.workers.run(work, heavy=True)
@@ -100,7 +102,8 @@ async def _on_lease(
     def work() -> LeaseOut:
         lease = state.leases.get(lease_id, caller.name)
         authorize(caller, "scope", lease.scope, "lease")
-        return LeaseOut.of(change(lease))
+        line = state.tables.read(lambda tx: book.line_of_charge(tx, lease_id, caller.name))
+        return LeaseOut.of(change(lease), line)
 
     return await state.workers.run(work)
 

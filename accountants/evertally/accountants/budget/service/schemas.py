@@ -157,7 +157,23 @@ class WindowsIn(Strict):
     windows_per_unit: PositiveInt | None = None
 
 
-_Parameter = Amount | Annotated[list[Amount], Field(max_length=64)]
+def _parameter(value: object) -> str | int | bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _DECIMAL_TEXT.fullmatch(value.removeprefix("-")):
+        return value
+    if isinstance(value, int) and -_INT_MAX <= value <= _INT_MAX:
+        return value
+    raise PydanticCustomError("parameter", "true, false, a whole number, or decimal text such as '-0.5'")
+
+
+_SIGNED = {"type": "string", "pattern": _DECIMAL.replace("^", "^-?"), "maxLength": 87, "examples": ["-0.5"]}
+_Number = Annotated[
+    str | int | bool,
+    PlainValidator(_parameter),
+    WithJsonSchema({"anyOf": [_SIGNED, {"type": "integer"}, {"type": "boolean"}]}),
+]
+_Parameter = _Number | Annotated[list[_Number], Field(max_length=4096)]
 
 
 class _Described(Strict):
