@@ -39,7 +39,7 @@ def test_the_attack_fires_on_a_textbook_implementation() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, pytest.param(20, marks=pytest.mark.soak)])
 def test_it_never_fires_on_a_release(parts: int) -> None:
-    """Half a million releases a part at mu = 1, where the noise is as small as one contribution; 10^7 at length."""
+    """Half a million releases a part at mu = 1, where noise is as small as one contribution; 10^7 in all."""
     chunk, worlds = 250_000, (0, 1)
     seen: list[dict[int, int]] = [{}, {}]
     for part in range(parts):

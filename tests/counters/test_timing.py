@@ -1,0 +1,59 @@
+"""Latencies tell neither the data nor the noise: a Welch test between classes drawn at random.
+
+Each step's class is decided by a coin that the code under test does not see, so whatever else the
+machine does falls on both classes alike. |t| > 5.5 has a false-alarm rate of 4e-8 a comparison. Sources:
+the leak of noise through a sampler's running time (libprio-rs#645); the test of "dude, is my code constant
+time?" (Reparaz, Balasch and Verbauwhede, 2017), whose cropping of the slowest readings is used as well.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from evertally.counters import NoiseKey, Rational, RunningCounter
+
+STEPS = 100_000
+LIMIT = 5.5
+
+
+def latencies(amounts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nanoseconds a tick, and the noise that tick published, for a counter of one key."""
+    key = NoiseKey(bytes(range(32)), stream="timing", stream_id=bytes(16))
+    counter = RunningCounter(Rational.preset("W32"), mu=1.0, key=key, clip=2**20)
+    elapsed, noise, total = np.empty(len(amounts)), np.empty(len(amounts)), 0
+    for t, amount in enumerate(amounts.tolist()):
+        counter.add(amount)
+        total += amount
+        start = time.perf_counter_ns()
+        release = counter.close_tick()
+        elapsed[t] = time.perf_counter_ns() - start
+        noise[t] = release.value - total
+    return elapsed, noise
+
+
+def welch(elapsed: np.ndarray, chosen: np.ndarray) -> float:
+    """Welch's t between the two classes, readings above the 95th percentile cropped."""
+    kept = elapsed <= np.percentile(elapsed, 95)
+    a, b = elapsed[kept & chosen], elapsed[kept & ~chosen]
+    return float((a.mean() - b.mean()) / np.sqrt(a.var() / len(a) + b.var() / len(b)))
+
+
+@pytest.mark.soak
+def test_latency_tells_neither_data_nor_noise() -> None:
+    coin = np.random.default_rng(20).integers(0, 2, STEPS).astype(bool)
+    elapsed, noise = latencies(np.where(coin, 2**20, 0))
+    assert abs(welch(elapsed, coin)) < LIMIT
+    steps = np.diff(noise, prepend=0.0)
+    for chosen in (steps > 0, np.abs(steps) > np.median(np.abs(steps))):
+        assert abs(welch(elapsed, chosen)) < LIMIT
+
+
+@pytest.mark.soak
+def test_the_timing_test_sees_a_leak() -> None:
+    """A branch of five microseconds on the data is found."""
+    coin = np.random.default_rng(21).integers(0, 2, STEPS).astype(bool)
+    elapsed, _ = latencies(np.zeros(STEPS, dtype=np.int64))
+    assert abs(welch(elapsed + np.where(coin, 5_000, 0), coin)) > LIMIT
