@@ -6,13 +6,14 @@ Each function returns the checked value in its plain Python type, or raises `Inv
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import numbers
 import sys
 
 from evertally.errors import InvalidParameter
 
-__all__ = ["integer", "one_of", "positive_integer", "positive_real", "probability", "real"]
+__all__ = ["integer", "is_loopback", "one_of", "positive_integer", "positive_real", "probability", "real"]
 
 _SMALLEST_NORMAL = sys.float_info.min
 
@@ -78,6 +79,20 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise InvalidParameter(field, value, "one of " + ", ".join(choices))
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and for addresses of the loopback networks.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _as_real(field: str, value: object, expected: str) -> float:

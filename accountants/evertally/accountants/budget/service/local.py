@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from evertally.accountants.budget.service.problems import Problem, Refusal
-from evertally.accountants.budget.service.settings import is_loopback
+from evertally.validation import is_loopback
 
 __all__ = ["check_local"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from evertally.errors import InvalidParameter
-from evertally.validation import integer, one_of, positive_integer, positive_real
+from evertally.validation import integer, is_loopback, one_of, positive_integer, positive_real
 
-__all__ = ["PAGE_MODES", "ServiceSettings", "is_loopback"]
+__all__ = ["PAGE_MODES", "ServiceSettings"]
 
 PAGE_MODES: Final = ("loopback", "login", "off")
 
@@ -73,17 +72,3 @@ class ServiceSettings:
     def open_locally(self) -> bool:
         """True where the page and the metrics are shown without a login, to loopback callers only."""
         return self.page == "loopback" and is_loopback(self.host) and not self.client_ca
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and for addresses of the loopback networks.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
