@@ -36,7 +36,7 @@ class Engine:
             start = self._sequence[source]
             self._sequence[source] += steps
             place = Place(self._sealer.life, self._sealer.incarnation, source, t, end)
-            piece = Piece(place, start, self._sequence[source], encode_sums(sums))
+            piece = Piece(place, start, self._sequence[source], encode_sums(sums, range(len(KEYS))))
             key, value = self._sealer.seal(piece, 0)
             producer.send(f"{self._stream.name}.closed", key=key, value=value, partition=0)
         producer.flush()

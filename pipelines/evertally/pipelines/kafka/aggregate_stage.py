@@ -86,7 +86,6 @@ class AggregateStage:
         self._committed_at = time.monotonic()
         self._stall: Final = Stall(self.name, config.stall_s)
         self._ready = False
-        self._blocked = False
 
     def turn(self) -> None:
         """See `Stage`."""
@@ -104,8 +103,8 @@ class AggregateStage:
         if self._unsettled:
             self._settle()
         self._commit_if_due(now_ms)
-        if not self._blocked and (polled.records or not self._lagging()):
-            self._stall.moved()
+        if not polled.records and not self._lagging() and not self._dirty():
+            self._stall.moved()  # there is nothing to do
         self._stall.check()
         self._ready = self._member.joined() and self._member.owns() == self._tallies.keys()
 
@@ -193,13 +192,12 @@ class AggregateStage:
             sum(tally.rows for tally in self._tallies.values()) >= self._rows_max
             or len(self._letters) >= 5000
         )
-        if closing or full or (waited and any(tally.dirty() for tally in self._tallies.values())):
+        if closing or full or (waited and self._dirty()):
             self._commit(closed)
 
     def _commit(self, closed: int) -> None:
         touched = {p: t for p, t in self._tallies.items() if t.dirty() or closed >= t.open_tick}
-        self._blocked = bool(touched) and not self._member.joined()
-        if not touched or self._blocked:  # in a rebalance every commit is refused
+        if not touched or not self._member.joined():  # in a rebalance every commit is refused
             return
         incarnation = self._context.opened.incarnation
         records = list(self._letters)
@@ -226,6 +224,7 @@ class AggregateStage:
             self._reader = self._make_reader()
         self._letters = []
         self._committed_at = time.monotonic()
+        self._stall.moved()
 
     def _cut_candidates(self, partition: int, closed: int) -> list[Outgoing]:
         pieces = self._candidates[partition].tally.cut(self._life, self._context.opened.incarnation, closed)
@@ -236,6 +235,9 @@ class AggregateStage:
         config = self._config
         names = None if self._bindings is None else self._bindings.names(config.spec.keys)
         return EventReader(config.spec, config.source, config.rule, config.other, self._number_unit, names)
+
+    def _dirty(self) -> bool:
+        return any(tally.dirty() for tally in self._tallies.values())
 
     def _lagging(self) -> bool:
         return bool(self._member.lag())

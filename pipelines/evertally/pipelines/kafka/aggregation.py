@@ -19,7 +19,7 @@ from evertally.pipelines.events import EventColumns
 from evertally.pipelines.kafka.sealed_records import Piece, Place
 from evertally.pipelines.kafka.sums import encode_sums
 
-__all__ = ["Accumulator", "OpenTick", "PartitionTally", "ShardSums", "TickRule"]
+__all__ = ["Accumulator", "OpenTick", "PartitionTally", "ShardSums", "TickRule", "positions_of"]
 
 IntArray = NDArray[np.int64]
 
@@ -113,8 +113,8 @@ class Accumulator(Protocol):
         """Ticks that hold something."""
         ...
 
-    def take(self, t: int, destination: int) -> bytes:
-        """The body for one destination; b"" is never returned, an empty body is a body."""
+    def take(self, t: int, destination: int) -> list[bytes]:
+        """The bodies for one destination, at least one, all of one public length."""
         ...
 
     def clear(self) -> None:
@@ -128,6 +128,7 @@ class ShardSums:
     def __init__(self, shard_of: Sequence[int], shards: int) -> None:
         self.destinations: Final = shards
         self._shard_of: Final = shard_of
+        self._positions: Final = positions_of(shard_of, shards)
         self._sums: dict[int, dict[int, int]] = {}
 
     def add(self, t: int, events: EventColumns) -> None:
@@ -142,10 +143,11 @@ class ShardSums:
         """See `Accumulator`."""
         return set(self._sums)
 
-    def take(self, t: int, destination: int) -> bytes:
+    def take(self, t: int, destination: int) -> list[bytes]:
         """See `Accumulator`."""
         sums = self._sums.get(t, {})
-        return encode_sums({p: amount for p, amount in sums.items() if self._shard_of[p] == destination})
+        here = {p: amount for p, amount in sums.items() if self._shard_of[p] == destination}
+        return [encode_sums(here, self._positions[destination])]
 
     def clear(self) -> None:
         """See `Accumulator`."""
@@ -202,10 +204,13 @@ class PartitionTally:
         for destination in range(self._open.destinations):
             start = self._start
             for t in sorted(ticks):
+                *bodies, last = self._open.take(t, destination)
+                for body in bodies:
+                    place = Place(life, incarnation, self._partition, t, False)
+                    pieces.append((destination, Piece(place, start, self.position, body)))
+                    start = self.position
                 place = Place(life, incarnation, self._partition, t, ends and t == closed_through)
-                pieces.append(
-                    (destination, Piece(place, start, self.position, self._open.take(t, destination)))
-                )
+                pieces.append((destination, Piece(place, start, self.position, last)))
                 start = self.position
         return pieces
 
@@ -221,6 +226,18 @@ class PartitionTally:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a tally holds exact sums and is not pickled")
+
+
+def positions_of(shard_of: Sequence[int], shards: int) -> list[list[int]]:
+    """The declared positions of each shard's keys.
+
+    >>> positions_of([0, 1, 0], 2)
+    [[0, 2], [1]]
+    """
+    places: list[list[int]] = [[] for _ in range(shards)]
+    for position, shard in enumerate(shard_of):
+        places[shard].append(position)
+    return places
 
 
 def _rows(events: EventColumns, rows: NDArray[np.bool_]) -> EventColumns:

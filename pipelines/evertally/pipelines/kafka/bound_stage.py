@@ -7,108 +7,41 @@ position, under a producer that has fenced every older owner of the partition.
 
 from __future__ import annotations
 
-import base64
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from evertally.errors import IntegrityError, ServiceUnavailable
-from evertally.pipelines.kafka.aggregation import OpenTick
+from evertally.pipelines.kafka.aggregation import positions_of
 from evertally.pipelines.kafka.broker import TopicPartition
-from evertally.pipelines.kafka.collector import LogPosition, TickCollector
+from evertally.pipelines.kafka.collector import TickCollector
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.member import GroupMember
+from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.position_text import decode_position_text, encode_position_text
 from evertally.pipelines.kafka.sealed_records import Piece, Place
-from evertally.pipelines.kafka.stage import Stall
 from evertally.pipelines.kafka.sums import encode_sums
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
 from evertally.pipelines.kafka.unit_bound import Contributed, bound_tick
 from evertally.pipelines.kafka.unit_events import decode_events
 from evertally.pipelines.kafka.unit_state import ChangelogSealer, UnitStore, replay
 
-__all__ = ["BoundStage", "decode_position_text", "encode_position_text"]
+__all__ = ["bound_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_POLL_MS: Final = 100
+_NAME: Final = "bound"
 _TICKS_A_TURN: Final = 256
-_RETRY_S: Final = 1.0
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 
 
-class BoundStage:
-    """Bounds the units whose partitions this member owns."""
-
-    name = "bound"
-
-    def __init__(self, context: StreamContext) -> None:
-        config = context.config
-        self._context: Final = context
-        self._member: Final = GroupMember(
-            config.broker, config.membership(self.name), config.topics.units, max_poll_records=500
-        )
-        self._owned: dict[int, _Partition] = {}
-        self._retry: dict[int, float] = {}
-        self._stall: Final = Stall(self.name, config.stall_s)
-        self._ready = False
-
-    def turn(self) -> None:
-        """See `Stage`."""
-        polled = self._member.poll(_POLL_MS)
-        for partition in polled.gone:
-            self._drop(partition)
-            self._retry.pop(partition, None)
-        for partition in polled.came:
-            self._retry[partition] = 0.0
-        self._open_due()
-        for partition, records in polled.records.items():
-            if partition in self._owned:
-                self._owned[partition].read(records)
-        for partition in tuple(self._owned):
-            self._guarded(partition, self._owned[partition].bound)
-        if polled.records or self._retry or not self._member.lag():
-            self._stall.moved()
-        self._stall.check()
-        self._ready = self._member.joined() and not self._retry
-
-    def ready(self) -> bool:
-        """See `Stage`."""
-        return self._ready
-
-    def drain(self) -> None:
-        """See `Stage`."""
-        for partition in tuple(self._owned):
-            self._drop(partition)
-        self._member.leave()
-
-    def _open_due(self) -> None:
-        now = time.monotonic()
-        for partition, due in tuple(self._retry.items()):
-            if now < due:
-                continue
-            self._retry[partition] = now + _RETRY_S
-            try:
-                opened = _Partition(self._context, partition, self._member)
-            except ServiceUnavailable as error:
-                _LOG.warning("unit partition %d cannot be opened yet: %s", partition, error)
-                continue
-            self._owned[partition] = opened
-            del self._retry[partition]
-
-    def _guarded(self, partition: int, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except ServiceUnavailable as error:
-            _LOG.warning("unit partition %d starts over: %s", partition, error)
-            self._drop(partition)
-            self._retry[partition] = time.monotonic() + _RETRY_S
-
-    def _drop(self, partition: int) -> None:
-        owned = self._owned.pop(partition, None)
-        if owned is not None:
-            owned.close()
+def bound_stage(context: StreamContext) -> PartitionStage:
+    """The stage that bounds the units whose partitions this member owns."""
+    config = context.config
+    member = GroupMember(config.broker, config.membership(_NAME), config.topics.units, max_poll_records=500)
+    return PartitionStage(
+        _NAME, member, lambda partition: _Partition(context, partition, member), config.stall_s
+    )
 
 
 class _Partition:
@@ -126,6 +59,7 @@ class _Partition:
         self._life: Final = context.life
         self._incarnation: Final = context.opened.incarnation
         self._shard_of: Final = context.shard_of()
+        self._positions: Final = positions_of(self._shard_of, config.spec.shards)
         self._events: Final = context.sealer(config.topics.units)
         self._closings: Final = context.sealer(config.topics.closed)
         self._changes: Final = ChangelogSealer(
@@ -165,7 +99,7 @@ class _Partition:
             else:
                 self._collector.add(record.offset, piece)
 
-    def bound(self) -> None:
+    def commit(self) -> None:
         """Bound and sum every tick that all input partitions have ended; commit once."""
         before = self._collector.through
         closed = self._collector.close(_TICKS_A_TURN)
@@ -208,7 +142,7 @@ class _Partition:
             start = before
             for t in sorted(sums.keys() | {through}):
                 place = Place(self._life, self._incarnation, self._partition, t, t == through)
-                body = encode_sums(sums[t][shard] if t in sums else {})
+                body = encode_sums(sums[t][shard] if t in sums else {}, self._positions[shard])
                 piece = Piece(place, start, through, body)
                 records.append(Outgoing(topics.closed, shard, *self._closings.seal(piece, shard)))
                 start = through
@@ -231,22 +165,3 @@ class _Partition:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a partition holds events and is not pickled")
-
-
-def encode_position_text(life: str, incarnation: int, position: LogPosition, state_stop: int) -> str:
-    """The text that travels with a committed offset: open tick, end of the changelog, log position."""
-    packed = base64.urlsafe_b64encode(position.encode()).decode()
-    return f"{OpenTick(life, incarnation, position.through + 1).encode()} {state_stop} {packed}"
-
-
-def decode_position_text(text: str, life: str, incarnation: int, offset: int) -> tuple[LogPosition, int]:
-    """Position and end of the changelog; from the committed offset where the incarnation is new."""
-    words = text.split(" ")
-    open_tick = OpenTick.decode(" ".join(words[:4])).within(life, incarnation)
-    if open_tick == 1 or len(words) == 4:
-        return LogPosition(0, offset, offset, ()), 0
-    try:
-        position = LogPosition.decode(base64.urlsafe_b64decode(words[5]))
-        return position, int(words[4])
-    except (ValueError, IndexError):
-        raise IntegrityError("the group's committed offsets were written by another program") from None

@@ -1,4 +1,4 @@
-"""The only module that knows kafka-python: connections, consumers and producers with the house's rules.
+"""Connections, consumers and producers of kafka-python with the house's rules.
 
 Bytes only (a deserializer that raises makes every later poll spin), manual commits, no offset reset
 (a reset hides a gap), cooperative rebalancing, static membership, read_committed everywhere.
@@ -16,9 +16,9 @@ from typing import Any, Final
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka import errors as kafka_errors
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.net.compat import KafkaNetClient
 
 from evertally.errors import EvertallyError, Fenced, IntegrityError, InvalidParameter, ServiceUnavailable
+from evertally.pipelines.kafka.client_internals import check_consumer, check_producer, net_client
 
 __all__ = [
     "Broker",
@@ -84,7 +84,7 @@ class Broker:
 
     def member(self, membership: Membership, *, max_poll_records: int = 4000) -> KafkaConsumer:
         """A consumer that is a member of a group. Subscribe with a listener."""
-        return self._connect(
+        consumer = self._connect(
             KafkaConsumer,
             **_READING,
             group_id=membership.group,
@@ -94,10 +94,11 @@ class Broker:
             max_poll_records=max_poll_records,
             max_poll_interval_ms=120_000,
         )
+        return _checked(consumer, check_consumer)
 
     def producer(self, transactional_id: str, *, timeout_ms: int, max_request_bytes: int) -> KafkaProducer:
         """A transactional producer; `init_transactions` fences any older one of the same id."""
-        return self._connect(
+        producer = self._connect(
             KafkaProducer,
             transactional_id=transactional_id,
             transaction_timeout_ms=timeout_ms,
@@ -111,18 +112,19 @@ class Broker:
             reconnect_backoff_max_ms=1000,
             metrics_enabled=False,
         )
+        return _checked(producer, check_producer)
 
     def _connect(self, make: Callable[..., Any], **settings: Any) -> Any:
         """A client, or the reason why there is none; one that fails to start leaves no thread behind."""
         made: list[Any] = []
 
-        def net_client(*arguments: Any, **options: Any) -> Any:
-            made.append(KafkaNetClient(*arguments, **options))
+        def remembered(*arguments: Any, **options: Any) -> Any:
+            made.append(net_client(*arguments, **options))
             return made[-1]
 
         with _reason_surfaced(self):
             try:
-                return make(**self._options(), kafka_client=net_client, **settings)
+                return make(**self._options(), kafka_client=remembered, **settings)
             except BaseException:
                 for client in made:
                     with contextlib.suppress(Exception):
@@ -164,6 +166,15 @@ _READING: Final = {
     "metadata_max_age_ms": 10_000,
     "metrics_enabled": False,
 }
+
+
+def _checked(client: Any, check: Callable[[Any], None]) -> Any:
+    try:
+        check(client)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 @contextlib.contextmanager

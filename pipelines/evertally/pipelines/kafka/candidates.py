@@ -14,6 +14,7 @@ from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
 __all__ = ["KEY_SCHEMA", "Bindings", "CandidateCounts", "decode_counts", "key_record"]
 
 KEY_SCHEMA: Final = "evertally.key/1"
+_BODY_BYTES: Final = 8192  # more than any one key takes
 
 
 class CandidateCounts:
@@ -36,9 +37,17 @@ class CandidateCounts:
         """See `Accumulator`."""
         return set(self._counts)
 
-    def take(self, t: int, destination: int) -> bytes:  # noqa: ARG002 - there is one destination
+    def take(self, t: int, destination: int) -> list[bytes]:  # noqa: ARG002 - there is one destination
         """See `Accumulator`."""
-        return json.dumps(self._counts.get(t, {}), ensure_ascii=True).encode()
+        bodies: list[str] = []
+        body = ""
+        for key, count in self._counts.get(t, {}).items():
+            entry = f"{json.dumps(key)}:{count}"
+            if len(body) + len(entry) + 3 > _BODY_BYTES:
+                bodies.append(body)
+                body = ""
+            body = f"{body},{entry}" if body else entry
+        return [f"{{{body}}}".ljust(_BODY_BYTES).encode("ascii") for body in (*bodies, body)]
 
     def clear(self) -> None:
         """See `Accumulator`."""

@@ -19,9 +19,10 @@ from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid
 
-__all__ = ["EventReader", "dead_letter"]
+__all__ = ["KEY_LENGTH_MAX", "EventReader", "dead_letter"]
 
-_KEY_MAX: Final = 256
+KEY_LENGTH_MAX: Final = 256
+"""Characters of an undeclared key that can be selected."""
 Decoder = Callable[[Sequence[bytes | None]], list[dict[str, Any] | Reason]]
 
 
@@ -104,7 +105,7 @@ class EventReader:
             if isinstance(item, Reason) or record.offset in refused:
                 continue
             key = texts([item.get(self._source.key)])[0]
-            if isinstance(key, str) and 0 < len(key) <= _KEY_MAX and key not in self._known:
+            if isinstance(key, str) and 0 < len(key) <= KEY_LENGTH_MAX and key not in self._known:
                 found[key] += 1
         return found
 

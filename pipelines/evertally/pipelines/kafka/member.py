@@ -7,6 +7,7 @@ its owner first seeks to the position it trusts.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +19,11 @@ from kafka import errors as kafka_errors
 
 from evertally.errors import IntegrityError, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker, Membership, TopicPartition, translated
+from evertally.pipelines.kafka.client_internals import is_stable, resume_join
 
 __all__ = ["GroupMember", "Polled"]
 
+_LOG: Final = logging.getLogger(__name__)
 _METADATA_S: Final = 30.0
 _PAUSE_S: Final = 0.2
 
@@ -62,6 +65,8 @@ class GroupMember:
         """Records and changes of ownership since the last poll."""
         batches: Mapping[TopicPartition, Sequence[Any]] = {}
         unpositioned = None
+        if resume_join(self._consumer):
+            _LOG.info("a join of the group was left half done; joining again")
         try:
             batches = self._consumer.poll(timeout_ms=timeout_ms)
         except (kafka_errors.NoOffsetForPartitionError, kafka_errors.OffsetOutOfRangeError) as error:
@@ -134,12 +139,8 @@ class GroupMember:
         return total
 
     def joined(self) -> bool:
-        """Whether the group has agreed on who owns what, with this member in it.
-
-        kafka-python's own `state` may say "rebalancing" for ever after a join that outlived a poll.
-        """
-        generation: int = self._consumer.group_metadata().generation_id
-        return generation >= 0 and not self._consumer._coordinator.rejoin_needed
+        """Whether the group has agreed on who owns what, with this member in it."""
+        return is_stable(self._consumer)
 
     def identity(self) -> object:
         """This member's place in the group; the broker refuses commits under a stale one."""

@@ -10,120 +10,46 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from evertally.errors import Fenced, IntegrityError, ServiceUnavailable
+from evertally.errors import Fenced, IntegrityError
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.broker import TopicPartition
 from evertally.pipelines.kafka.collector import LogPosition, TickCollector
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.member import GroupMember
+from evertally.pipelines.kafka.partition_stage import PartitionStage
 from evertally.pipelines.kafka.release_sink import TopicSink
-from evertally.pipelines.kafka.sealed_records import StreamSealer
-from evertally.pipelines.kafka.stage import Stall
 from evertally.pipelines.kafka.sums import add_sums, decode_sums
 from evertally.pipelines.kafka.transactions import OffsetText, Transactions
 from evertally.pipelines.releaser import Releaser
 
-__all__ = ["ReleaseStage"]
+__all__ = ["release_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_POLL_MS: Final = 100
+_NAME: Final = "release"
 _TICKS_A_TURN: Final = 256
-_RETRY_S: Final = 1.0
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 
 
-class ReleaseStage:
-    """Releases the shards whose closings this member owns."""
-
-    name = "release"
-
-    def __init__(self, context: StreamContext) -> None:
-        config = context.config
-        self._context: Final = context
-        self._config: Final = config
-        self._sources: Final = context.closing_sources
-        self._sealer: Final = context.sealer(config.topics.closed)
-        self._member: Final = GroupMember(
-            config.broker, config.membership(self.name), config.topics.closed, max_poll_records=2000
-        )
-        self._shards: dict[int, _Shard] = {}
-        self._retry: dict[int, float] = {}
-        self._stall: Final = Stall(self.name, config.stall_s)
-        self._ready = False
-
-    def turn(self) -> None:
-        """See `Stage`."""
-        polled = self._member.poll(_POLL_MS)
-        for shard in polled.gone:
-            self._drop(shard)
-            self._retry.pop(shard, None)
-        for shard in polled.came:
-            self._retry[shard] = 0.0
-        self._open_due()
-        for shard, records in polled.records.items():
-            if shard in self._shards:
-                self._guarded(shard, lambda shard=shard, records=records: self._shards[shard].read(records))
-        for shard in tuple(self._shards):
-            self._guarded(shard, lambda shard=shard: self._shards[shard].release())
-        if polled.records or self._retry or not self._member.lag():
-            self._stall.moved()
-        self._stall.check()
-        self._ready = self._member.joined() and not self._retry
-
-    def ready(self) -> bool:
-        """See `Stage`."""
-        return self._ready
-
-    def drain(self) -> None:
-        """See `Stage`."""
-        for shard in tuple(self._shards):
-            self._drop(shard)
-        self._member.leave()
-
-    def _open_due(self) -> None:
-        now = time.monotonic()
-        for shard, due in tuple(self._retry.items()):
-            if now < due:
-                continue
-            self._retry[shard] = now + _RETRY_S
-            try:
-                opened = _Shard(self._context, shard, self._sources, self._sealer, self._member)
-            except ServiceUnavailable as error:
-                _LOG.warning("shard %d cannot be opened yet: %s", shard, error)
-                continue
-            self._shards[shard] = opened
-            del self._retry[shard]
-
-    def _guarded(self, shard: int, work: Any) -> None:
-        """What is only unreachable is tried again, from the ledger's state."""
-        try:
-            work()
-        except ServiceUnavailable as error:
-            _LOG.warning("shard %d starts over from the ledger: %s", shard, error)
-            self._drop(shard)
-            self._retry[shard] = time.monotonic() + _RETRY_S
-
-    def _drop(self, shard: int) -> None:
-        opened = self._shards.pop(shard, None)
-        if opened is not None:
-            opened.close()
+def release_stage(context: StreamContext) -> PartitionStage:
+    """The stage that releases the shards whose closings this member owns."""
+    config = context.config
+    member = GroupMember(config.broker, config.membership(_NAME), config.topics.closed, max_poll_records=2000)
+    return PartitionStage(_NAME, member, lambda shard: _Shard(context, shard, member), config.stall_s)
 
 
 class _Shard:
     """One shard while this member owns it: the one releaser, its collector and its sink."""
 
-    def __init__(
-        self, context: StreamContext, shard: int, sources: int, sealer: StreamSealer, member: GroupMember
-    ) -> None:
+    def __init__(self, context: StreamContext, shard: int, member: GroupMember) -> None:
         config = context.config
         self._config: Final = config
         self._shard: Final = shard
-        self._sealer: Final = sealer
+        self._sealer: Final = context.sealer(config.topics.closed)
         self._member: Final = member
         holder = f"{socket.gethostname()}:{os.getpid()}:{config.instance}"
         self._releaser: Final = Releaser.open(
@@ -139,7 +65,7 @@ class _Shard:
         )
         try:
             self._transactions.begin_epoch()
-            self._collector: Final = self._recover(sources)
+            self._collector: Final = self._recover(context.closing_sources)
             self._sink: Final = self._catch_up()
         except BaseException:
             self._transactions.close()
@@ -150,7 +76,7 @@ class _Shard:
         self._allowed_at = time.monotonic()
         _LOG.info("releasing shard %d from tick %d", shard, self._releaser.next_tick)
 
-    def read(self, records: list[Any]) -> None:
+    def read(self, records: Sequence[Any]) -> None:
         """Take in records of the closings topic."""
         for record in records:
             piece = self._sealer.open(record.key, record.value, self._shard)
@@ -159,7 +85,7 @@ class _Shard:
             else:
                 self._collector.add(record.offset, piece)
 
-    def release(self) -> None:
+    def commit(self) -> None:
         """Release every tick that all sources have ended, missed ones at a bounded rate."""
         limit = self._take_allowance()
         first = self._collector.through + 1

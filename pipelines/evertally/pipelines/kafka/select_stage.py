@@ -7,88 +7,45 @@ under a producer that has fenced every older owner.
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import os
-import time
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 
-from evertally.errors import IntegrityError, ServiceUnavailable
-from evertally.pipelines.kafka.bound_stage import decode_position_text, encode_position_text
-from evertally.pipelines.kafka.broker import TopicPartition, translated
+from evertally.errors import IntegrityError
+from evertally.pipelines.kafka.broker import TopicPartition
 from evertally.pipelines.kafka.candidates import decode_counts, key_record
+from evertally.pipelines.kafka.changelog import read_changelog
 from evertally.pipelines.kafka.collector import TickCollector
 from evertally.pipelines.kafka.context import StreamContext
+from evertally.pipelines.kafka.event_batches import KEY_LENGTH_MAX
 from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
 from evertally.pipelines.kafka.member import GroupMember
+from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.position_text import decode_position_text, encode_position_text
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
 
-__all__ = ["SelectStage"]
+__all__ = ["select_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_POLL_MS: Final = 100
+_NAME: Final = "select"
 _TICKS_A_TURN: Final = 64
-_RETRY_S: Final = 1.0
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 _NONCE_BYTES: Final = 12
+_STATE: Final = struct.Struct(f">QqH{4 * KEY_LENGTH_MAX}s")  # of one length for every key
 
 
-class SelectStage:
-    """Selects keys while this member owns the one partition of the candidates topic."""
-
-    name = "select"
-
-    def __init__(self, context: StreamContext, selection: SelectionSpec) -> None:
-        config = context.config
-        self._context: Final = context
-        self._selection: Final = selection
-        self._member: Final = GroupMember(
-            config.broker, config.membership(self.name), config.topics.candidates, max_poll_records=500
-        )
-        self._owned: _Selector | None = None
-        self._due_s: float | None = None
-        self._ready = False
-
-    def turn(self) -> None:
-        """See `Stage`."""
-        polled = self._member.poll(_POLL_MS)
-        if polled.gone:
-            self._drop()
-            self._due_s = None
-        if polled.came:
-            self._due_s = 0.0
-        if self._owned is not None:
-            self._owned.read(polled.records.get(0, []))
-        try:
-            if self._due_s is not None and time.monotonic() >= self._due_s:
-                self._due_s = time.monotonic() + _RETRY_S
-                self._owned = _Selector(self._context, self._selection, self._member)
-                self._due_s = None
-            if self._owned is not None:
-                self._owned.select()
-        except ServiceUnavailable as error:
-            _LOG.warning("the selector starts over: %s", error)
-            self._drop()
-            self._due_s = time.monotonic() + _RETRY_S
-        self._ready = self._member.joined() and self._due_s is None
-
-    def ready(self) -> bool:
-        """See `Stage`."""
-        return self._ready
-
-    def drain(self) -> None:
-        """See `Stage`."""
-        self._drop()
-        self._member.leave()
-
-    def _drop(self) -> None:
-        owned, self._owned = self._owned, None
-        if owned is not None:
-            owned.close()
+def select_stage(context: StreamContext, selection: SelectionSpec) -> PartitionStage:
+    """The stage that selects keys while this member owns the one partition of the candidates topic."""
+    config = context.config
+    member = GroupMember(
+        config.broker, config.membership(_NAME), config.topics.candidates, max_poll_records=500
+    )
+    return PartitionStage(_NAME, member, lambda _: _Selector(context, selection, member), config.stall_s)
 
 
 class _Selector:
@@ -140,7 +97,7 @@ class _Selector:
             else:
                 self._collector.add(record.offset, piece)
 
-    def select(self) -> None:
+    def commit(self) -> None:
         """Count every tick that all input partitions have ended; commit once."""
         topics, opened = self._config.topics, self._context.opened
         first = self._collector.through + 1
@@ -172,21 +129,11 @@ class _Selector:
 
     def _replay(self) -> Mapping[str, Candidate]:
         """Every candidate, from the changelog. Raises IntegrityError where it was emptied or altered."""
-        candidates: dict[str, Candidate] = {}
         place = TopicPartition(self._config.topics.candidate_state, 0)
-        reader = self._config.broker.reader()
-        try:
-            with translated():
-                reader.assign([place])
-                end = reader.end_offsets([place])[place]
-                if end < self._state_stop:
-                    raise IntegrityError(f"{place.topic} was emptied or replaced")
-                reader.seek(place, reader.beginning_offsets([place])[place])
-                while reader.position(place) < end:
-                    for record in reader.poll(timeout_ms=1000).get(place, []):
-                        candidates |= self._open(record.key, record.value)
-        finally:
-            reader.close(autocommit=False)
+        candidates: dict[str, Candidate] = {}
+        for records, _ in read_changelog(self._config.broker, place, 0, self._state_stop):
+            for record in records:
+                candidates |= self._unseal(record.key, record.value)
         return candidates
 
     def _mark(self) -> bytes:
@@ -197,19 +144,18 @@ class _Selector:
         text = key.encode("utf-8", "surrogatepass")
         name = self._mark() + hmac.digest(self._secret, text, "sha256")
         nonce = os.urandom(_NONCE_BYTES)
-        plain = json.dumps([key, candidate.total, candidate.slot]).encode()
-        plain += b" " * (-len(plain) % 128)
+        plain = _STATE.pack(candidate.total, candidate.slot, len(text), text)
         return name, nonce + self._cipher.encrypt(nonce, plain, name)
 
-    def _open(self, name: bytes | None, value: bytes | None) -> dict[str, Candidate]:
+    def _unseal(self, name: bytes | None, value: bytes | None) -> dict[str, Candidate]:
         if name is not None and not name.startswith(self._mark()):
             return {}
         try:
             plain = self._cipher.decrypt((value or b"")[:_NONCE_BYTES], (value or b"")[_NONCE_BYTES:], name)
-            key, total, slot = json.loads(plain)
-        except (InvalidTag, ValueError):
+            total, slot, size, text = _STATE.unpack(plain)
+        except (InvalidTag, ValueError, struct.error):
             raise IntegrityError("a record of the changelog of candidates does not open") from None
-        return {key: Candidate(total, slot)}
+        return {text[:size].decode("utf-8", "surrogatepass"): Candidate(total, slot)}
 
     def __repr__(self) -> str:
         return "_Selector(<redacted>)"

@@ -18,8 +18,6 @@ _LOG: Final = logging.getLogger(__name__)
 class Stage(Protocol):
     """One turn at a time; called from one thread only."""
 
-    name: str
-
     def turn(self) -> None:
         """Do what there is to do, for a second at most."""
         ...
@@ -34,7 +32,7 @@ class Stage(Protocol):
 
 
 class Stall:
-    """Notices records that wait while nothing moves (a consumer that has stopped fetching)."""
+    """Notices records that wait while nothing moves: a consumer fetches no more, or commits fail."""
 
     def __init__(self, stage: str, limit_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._stage: Final = stage
@@ -43,7 +41,7 @@ class Stall:
         self._moved_at = now()
 
     def moved(self) -> None:
-        """Something was read, or there is nothing to read."""
+        """Something is done for good, or there is nothing to do."""
         self._moved_at = self._now()
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from kafka.structs import OffsetAndMetadata
 
 from evertally.errors import Fenced, InvalidParameter, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker, TopicPartition
+from evertally.pipelines.kafka.client_internals import commit_transaction, send_offsets
 
 __all__ = ["OffsetText", "Outgoing", "Transactions"]
 
@@ -82,8 +83,8 @@ class Transactions:
             sent = [producer.send(r.topic, key=r.key, value=r.value, partition=r.partition) for r in records]
             if offsets:
                 committed = {tp: OffsetAndMetadata(o.offset, o.text, -1) for tp, o in offsets.items()}
-                _finish(producer, lambda manager: manager.send_offsets_to_transaction(committed, membership))
-            _finish(producer, lambda manager: manager.begin_commit())
+                send_offsets(producer, committed, membership, _WAIT_S)
+            commit_transaction(producer, _WAIT_S)
             return [future.get(timeout=0).offset for future in sent]
         except kafka_errors.KafkaError as error:
             self._discard()
@@ -120,11 +121,3 @@ class Transactions:
         if producer is not None:
             with contextlib.suppress(Exception):  # it is gone either way; its transaction is aborted
                 producer.close(timeout=1)
-
-
-def _finish(producer: Any, step: Callable[[Any], Any]) -> None:
-    """One step of a transaction with a deadline: kafka-python itself would wait for ever."""
-    result = step(producer._transaction_manager)
-    producer._sender.wakeup()
-    if not result.wait(timeout_ms=_WAIT_S * 1000):
-        raise kafka_errors.KafkaTimeoutError("a transaction took too long")

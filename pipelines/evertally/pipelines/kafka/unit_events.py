@@ -2,6 +2,8 @@
 
 A unit's number is 62 bits of HMAC-SHA256 under a key of its own. Units whose numbers collide are
 bounded together: fewer of their events count, and the bound of each still holds.
+
+Every body has room for the same number of events: the length of a record says nothing of how many it holds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = ["UnitEvents", "decode_events", "unit_numbers"]
 
 IntArray = NDArray[np.int64]
 _ROW_BYTES: Final = 24
+_ROWS_A_BODY: Final = 256
 
 
 def unit_numbers(key: bytes) -> Callable[[str], int]:
@@ -50,11 +53,12 @@ class UnitEvents:
         """See `Accumulator`."""
         return set(self._events)
 
-    def take(self, t: int, destination: int) -> bytes:
+    def take(self, t: int, destination: int) -> list[bytes]:
         """See `Accumulator`."""
         parts = [part[:, part[0] % self.destinations == destination] for part in self._events.get(t, [])]
         rows = np.concatenate(parts, axis=1) if parts else np.empty((3, 0), np.int64)
-        return struct.pack(">I", rows.shape[1]) + rows.astype(">i8").tobytes()
+        starts = range(0, max(1, rows.shape[1]), _ROWS_A_BODY)
+        return [_encode_events(rows[:, start : start + _ROWS_A_BODY]) for start in starts]
 
     def clear(self) -> None:
         """See `Accumulator`."""
@@ -67,12 +71,19 @@ class UnitEvents:
         raise TypeError("events are not pickled")
 
 
+def _encode_events(rows: IntArray) -> bytes:
+    padded = np.zeros((3, _ROWS_A_BODY), ">i8")
+    padded[:, : rows.shape[1]] = rows
+    return struct.pack(">I", rows.shape[1]) + padded.tobytes()
+
+
 def decode_events(body: bytes) -> IntArray:
     """Rows unit, key, value of a body, shape (3, events). Raises IntegrityError for other bytes."""
     try:
         (count,) = struct.unpack_from(">I", body)
-        if len(body) != 4 + count * _ROW_BYTES:
-            raise IntegrityError("events on a topic of the stream are cut short")
-        return np.frombuffer(body, ">i8", offset=4).astype(np.int64).reshape(3, count)
     except struct.error:
         raise IntegrityError("events on a topic of the stream are cut short") from None
+    if len(body) != 4 + _ROWS_A_BODY * _ROW_BYTES or count > _ROWS_A_BODY:
+        raise IntegrityError("events on a topic of the stream are cut short")
+    rows = np.frombuffer(body, ">i8", offset=4).astype(np.int64).reshape(3, _ROWS_A_BODY)
+    return rows[:, :count]

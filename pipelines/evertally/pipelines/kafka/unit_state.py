@@ -10,14 +10,15 @@ import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import apsw
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
+from evertally.pipelines.kafka.broker import Broker, TopicPartition
+from evertally.pipelines.kafka.changelog import read_changelog
 from evertally.pipelines.kafka.unit_bound import Contributed
 
 __all__ = ["ChangelogSealer", "UnitStore", "replay"]
@@ -113,25 +114,9 @@ def replay(
 
     Raises IntegrityError where the changelog ends before `at_least`, or before the copy: it was emptied.
     """
-    reader = broker.reader()
-    try:
-        with translated():
-            reader.assign([place])
-            end: int = reader.end_offsets([place])[place]
-            if end < max(at_least, store.applied()):
-                raise IntegrityError(f"partition {place.partition} of {place.topic} was emptied or replaced")
-            first: int = reader.beginning_offsets([place])[place]
-            reader.seek(place, max(first, store.applied()))
-            while (position := int(reader.position(place))) < end:
-                _apply_records(reader.poll(timeout_ms=1000).get(place, []), sealer, store, position)
-    finally:
-        reader.close(autocommit=False)
-
-
-def _apply_records(records: list[Any], sealer: ChangelogSealer, store: UnitStore, position: int) -> None:
-    opened = (sealer.open(record.key, record.value) for record in records)
-    changes = dict(change for change in opened if change is not None)
-    store.apply(changes, records[-1].offset + 1 if records else position)
+    for records, stop in read_changelog(broker, place, store.applied(), at_least):
+        opened = (sealer.open(record.key, record.value) for record in records)
+        store.apply(dict(change for change in opened if change is not None), stop)
 
 
 class _full_disk_stops:  # noqa: N801 - reads as a statement in a `with`

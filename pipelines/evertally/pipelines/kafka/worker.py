@@ -19,14 +19,14 @@ from evertally.errors import EvertallyError, ServiceUnavailable
 from evertally.pipelines.clock import AnchoredClock, Clock
 from evertally.pipelines.kafka.aggregate_stage import AggregateStage
 from evertally.pipelines.kafka.aggregation import OpenTick
-from evertally.pipelines.kafka.bound_stage import BoundStage
+from evertally.pipelines.kafka.bound_stage import bound_stage
 from evertally.pipelines.kafka.broker import TopicPartition, translated
 from evertally.pipelines.kafka.clock_guard import ClockGuard
 from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.health import HealthServer
-from evertally.pipelines.kafka.release_stage import ReleaseStage
-from evertally.pipelines.kafka.select_stage import SelectStage
+from evertally.pipelines.kafka.release_stage import release_stage
+from evertally.pipelines.kafka.select_stage import select_stage
 from evertally.pipelines.kafka.stage import StageThread
 from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
@@ -118,10 +118,10 @@ class Worker:
             stages.append(StageThread(lambda: AggregateStage(context, clock), "aggregate", self._wake.set))
             selection = self._config.select
             if selection is not None:
-                stages.append(StageThread(lambda: SelectStage(context, selection), "select", self._wake.set))
+                stages.append(StageThread(lambda: select_stage(context, selection), "select", self._wake.set))
             if self._config.bound is not None:
-                stages.append(StageThread(lambda: BoundStage(context), "bound", self._wake.set))
-        stages.append(StageThread(lambda: ReleaseStage(context), "release", self._wake.set))
+                stages.append(StageThread(lambda: bound_stage(context), "bound", self._wake.set))
+        stages.append(StageThread(lambda: release_stage(context), "release", self._wake.set))
         return stages
 
     def _failed(self) -> StageThread | None:
