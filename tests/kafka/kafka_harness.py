@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,11 @@ def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, eve
             return found
         time.sleep(every_s)
     raise AssertionError(f"timed out waiting for: {what}")
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def free_port() -> int:
@@ -304,7 +309,8 @@ class EventFeed:
 
     def _run(self) -> None:
         producer = KafkaProducer(bootstrap_servers=self._stream.servers, acks="all", linger_ms=5, **QUIET)
-        began, number, pending = time.monotonic(), 0, []
+        began, number = time.monotonic(), 0
+        pending: deque[tuple[Any, str]] = deque()
         while not self._stop.wait(0.02):
             while number < (time.monotonic() - began) * self._rate:
                 key = self._chance.choice(list(self._stream.keys))
@@ -314,11 +320,16 @@ class EventFeed:
                 )
                 pending.append((future, key))
                 number += 1
+            while pending and pending[0][0].is_done:
+                self._acknowledged(*pending.popleft())
         producer.flush()
         for future, key in pending:
-            future.get(timeout=60)
-            self.sent[key] += 1
+            self._acknowledged(future, key)
         producer.close()
+
+    def _acknowledged(self, future: Any, key: str) -> None:
+        future.get(timeout=60)
+        self.sent[key] += 1
 
 
 class WorkerProcess:

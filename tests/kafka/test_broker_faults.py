@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kafka_harness import EventFeed, KafkaStream
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+from kafka_harness import EventFeed, KafkaStream, wait_until
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 @pytest.fixture
@@ -23,22 +26,53 @@ def three(kafka_jars: Path, tmp_path: Path) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broker_of_three_killed_five_times(three: LocalCluster, tmp_path: Path) -> None:
-    chance = random.Random(7)
+def in_sync(servers: str, stream: KafkaStream) -> bool:
+    """Whether every partition has its three copies again: two deaths in a row would stop everything."""
+    try:
+        admin = KafkaAdminClient(bootstrap_servers=servers)
+    except KafkaError:
+        return False
+    try:
+        names = [f"{stream.name}.{suffix}" for suffix in ("events", "closed", "releases", "dead-letters")]
+        topics = admin.describe_topics([*names, *INTERNAL])
+        copies = [len(part["isr_nodes"]) for topic in topics for part in topic["partitions"]]
+        return len(copies) > len(names) and set(copies) == {3}
+    except KafkaError:
+        return False
+    finally:
+        admin.close()
+
+
+def kill_brokers(three: LocalCluster, tmp_path: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
     stream = KafkaStream(three.bootstrap_servers, tmp_path, replication=3, tick_s=1.0)
     stream.make_topics()
     try:
-        stream.start(begin="earliest")
-        with EventFeed(stream, rate=50, seed=11) as feed:
-            for _ in range(5):
-                time.sleep(chance.uniform(1, 4))
+        worker = stream.start(begin="earliest")
+        with EventFeed(stream, rate=50, seed=seed) as feed:
+            for _ in range(kills):
+                time.sleep(chance.uniform(0.5, 2))
                 node = chance.randrange(3)
                 three.kill_node(node)
-                time.sleep(chance.uniform(2, 5))
+                time.sleep(chance.uniform(0.5, 3))
                 three.start_node(node)
-                time.sleep(8)  # until its replicas are in sync again, or two of three would be gone
+                wait_until(
+                    "all copies are in sync", lambda: in_sync(three.bootstrap_servers, stream), 120, 0.5
+                )
         stream.wait_totals(feed.sent, timeout_s=180)
         stream.judge()
+        assert worker.process.poll() is None
     finally:
         stream.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_broker_of_three_killed_five_times(three: LocalCluster, tmp_path: Path) -> None:
+    kill_brokers(three, tmp_path, kills=5, seed=7)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_broker_of_three_killed_thirty_times(three: LocalCluster, tmp_path: Path) -> None:
+    kill_brokers(three, tmp_path, kills=30, seed=int(time.time()))

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 import pytest
-from kafka_harness import EventFeed, KafkaStream
+from kafka_harness import EventFeed, KafkaStream, resident_mib
 
 pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(7200)]
 MINUTES = float(os.environ.get("EVERTALLY_SOAK_MINUTES", "30"))
-
-
-def resident_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+RATE = 5000
 
 
 def test_memory_stays_flat(stream: KafkaStream) -> None:
     worker = stream.start(begin="earliest")
     sizes = []
-    with EventFeed(stream, rate=1500, seed=1) as feed:
+    with EventFeed(stream, rate=RATE, seed=1) as feed:
         time.sleep(MINUTES * 6)  # a tenth to warm up
         for _ in range(30):
             sizes.append(resident_mib(worker.process.pid))
