@@ -44,6 +44,7 @@ _COMMANDS: Final = {
     ),
     "calibrate": _Entry("calibrate", "calibrate", "The least noise that meets an epsilon and delta."),
     "compare": _Entry("compare", "compare", "Compare mechanisms at equal privacy."),
+    "exporter": _Entry("exporter_command", "exporter", "Show released totals to Prometheus and to people."),
     "serve": _Entry("serve", "serve", "Serve the budget over HTTP."),
     "token": _Entry("token", "app", "Create, list and revoke access tokens of the budget service."),
     "ledger": _Entry("ledger", "app", "Look at a ledger and check it."),
