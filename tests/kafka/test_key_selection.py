@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 from kafka_harness import InThread, KafkaStream, wait_until
 
+from evertally.accountants.budget.lines import KeySelectionLine
 from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import Scope
+from evertally.accountants.gaussian import gaussian_delta
 from evertally.errors import BudgetExceeded, InvalidParameter
+from evertally.pipelines.guarantee import guarantee_sentence
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
 from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.stream_spec import StreamSpec
 
 SELECTION = SelectionSpec(slots=3, threshold=200, mu=0.5, horizon=1000)
@@ -114,6 +121,59 @@ def test_a_threshold_that_noise_reaches_is_refused() -> None:
         SelectionSpec(1, 200, float("nan"))
 
 
+def test_a_replaced_event_may_touch_two_keys() -> None:
+    """Either of them may show because of it: twice the chance, and the slack of two counters."""
+    losses = {}
+    for adjacency in ("add-remove", "replace"):
+        spec = replace(make_spec(), scope=Scope("s", "event", adjacency, 4.0, 1e-6))
+        selection = SelectionSpec(slots=3, threshold=40, mu=0.5, horizon=1000)
+        line = selection.charge(spec, 1).line
+        assert isinstance(line, KeySelectionLine)
+        assert line.parameters.keys == (2 if adjacency == "replace" else 1)
+        losses[adjacency] = line.loss(spec.scope)
+    single = replace(line, parameters=replace(line.parameters, keys=1)).loss(spec.scope)
+    assert losses["replace"].delta > 1.99 * single.delta
+
+
+def test_selection_and_totals_are_stated_alone_and_together() -> None:
+    spec = make_spec(mu=0.3)
+    stated = replace(spec.header(1), selection=SelectionSpec(3, 200, 0.4, 1000).loss(spec))
+    selection = stated.selection
+    assert selection is not None
+    assert 0.399 < selection.mu <= 0.4
+    assert selection.together_mu == pytest.approx((selection.mu**2 + stated.mu**2) ** 0.5, rel=1e-12)
+    own_delta = float(spec.scope.delta_cap) - float(spec.scope.delta_lines or 0)
+    for mu, epsilon in (
+        (selection.mu, selection.epsilon),
+        (selection.together_mu, selection.together_epsilon),
+        (stated.mu, stated.epsilon),
+    ):
+        assert gaussian_delta(epsilon, mu) <= own_delta * (1 + 1e-9)
+        assert gaussian_delta(epsilon * 0.999, mu) > own_delta
+    assert selection.together_epsilon > max(selection.epsilon, stated.epsilon)
+    assert StreamHeader.decode(stated.encode()) == stated
+    text = guarantee_sentence(stated)
+    for figure in (stated.epsilon, selection.epsilon, selection.together_epsilon):
+        assert f"{figure:.6g}" in text
+    schema = json.loads((resources.files("evertally.pipelines") / "schemas/release.schema.json").read_text())
+    jsonschema_rs.validator_for(schema).validate(json.loads(stated.encode()))
+    assert b"selection" not in spec.header(1).encode()
+
+
+@pytest.mark.parametrize(
+    ("selection", "field"),
+    [(SelectionSpec(3, 200, 1.2, 1000), "mu"), (SelectionSpec(3, 28, 0.5, 1000), "threshold")],
+    ids=["more mu than the scope has", "more delta than the scope has"],
+)
+def test_what_the_scope_would_refuse_is_refused_before_anything_is_paid(
+    selection: SelectionSpec, field: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        selection.require_room(make_spec())
+    assert caught.value.field == field
+    SELECTION.require_room(make_spec())
+
+
 def test_nothing_of_it_is_pickled(key_file: KeyFile) -> None:
     for secret in (selector(key_file), Candidate(12345)):
         with pytest.raises(TypeError):
@@ -151,6 +211,8 @@ def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) ->
         stream.send([{"k": "busy"}] * 12)
         time.sleep(3)
     assert again.error is None
+    (header,) = [json.loads(r.value) for r in stream.raw("releases") if r.key is None]
+    assert header["selection"]["together_epsilon"] > max(header["epsilon"], header["selection"]["epsilon"])
     shown = [json.loads(record.value) for record in stream.raw("keys")]
     assert [(record["key"], record["slot"]) for record in shown] == [("busy", "slot-00000")]
     totals = stream.totals()

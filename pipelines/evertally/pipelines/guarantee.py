@@ -16,11 +16,20 @@ _CHANGES = {
 def guarantee_sentence(header: StreamHeader) -> str:
     """Unit, adjacency, epsilon, delta, mu and mechanism of a stream."""
     change = _CHANGES[header.adjacency].format(unit=_unit(header))
-    return (
+    stated = (
         f"Guarantee: {change} changes what is published over all keys and all ticks together, for ever "
         f"(ticks up to {header.slack_horizon}), by at most epsilon = {header.epsilon:.6g} at "
         f"delta = {header.delta:.6g}: one Gaussian mechanism of mu = {header.mu:.6g}, {header.mechanism}, "
         f"noise sigma = {header.sigma:.6g}; privacy unit: {header.unit}, adjacency: {header.adjacency}."
+    )
+    selection = header.selection
+    if selection is None:
+        return stated
+    return (
+        f"{stated} Which keys are shown is selected from the data, at a charge of its own: epsilon = "
+        f"{selection.epsilon:.6g} at delta = {header.delta:.6g} (mu = {selection.mu:.6g}). Selection and "
+        f"totals together: epsilon = {selection.together_epsilon:.6g} at delta = {header.delta:.6g} "
+        f"(mu = {selection.together_mu:.6g}), the root of the sum of squares."
     )
 
 

@@ -16,10 +16,32 @@ from typing import Any, Final, NamedTuple
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.ticks import format_ms, parse_ms
 
-__all__ = ["RELEASE_SCHEMA", "STREAM_SCHEMA", "Release", "StreamHeader", "encode_stderr", "read_releases"]
+__all__ = [
+    "RELEASE_SCHEMA",
+    "STREAM_SCHEMA",
+    "Release",
+    "SelectionLoss",
+    "StreamHeader",
+    "encode_stderr",
+    "read_releases",
+]
 
 STREAM_SCHEMA: Final = "evertally.stream/1"
 RELEASE_SCHEMA: Final = "evertally.release/1"
+
+
+class SelectionLoss(NamedTuple):
+    """What the selection of keys loses besides the stream, and both together, at the header's delta.
+
+    Attributes:
+        mu, epsilon: of the selection alone, the chance that it shows a key of one unit included.
+        together_mu, together_epsilon: of selection and stream, as one guarantee.
+    """
+
+    mu: float
+    epsilon: float
+    together_mu: float
+    together_epsilon: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,7 @@ class StreamHeader:
         min_separation: a unit's counted ticks are at least so many ticks apart.
         per_tick: a unit contributes at most so many events in one tick.
         slack_horizon: last tick the stated guarantee covers, the rounding of releases included.
+        selection: where keys are selected, what that loses besides; None where all keys are declared.
     """
 
     stream: str
@@ -65,10 +88,11 @@ class StreamHeader:
     min_separation: int
     per_tick: int
     slack_horizon: int
+    selection: SelectionLoss | None = None
 
     def encode(self) -> bytes:
         """The header as one JSON line."""
-        fields = {
+        fields: dict[str, object] = {
             "schema": STREAM_SCHEMA,
             "stream": self.stream,
             "incarnation": self.incarnation,
@@ -89,6 +113,8 @@ class StreamHeader:
             "per_tick": self.per_tick,
             "slack_horizon": self.slack_horizon,
         }
+        if self.selection is not None:
+            fields["selection"] = self.selection._asdict()
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -96,10 +122,12 @@ class StreamHeader:
         """Read a header line back. Raises InvalidParameter where it is not one."""
         fields = _object(line, STREAM_SCHEMA)
         try:
-            names = [name for name in cls.__slots__ if name not in ("keys", "start_ms")]
+            names = [name for name in cls.__slots__ if name not in ("keys", "start_ms", "selection")]
+            selection = fields.get("selection")
             return cls(
                 keys=tuple(fields["keys"]),
                 start_ms=parse_ms(fields["start"]),
+                selection=None if selection is None else SelectionLoss(**selection),
                 **{name: fields[name] for name in names},
             )
         except (KeyError, TypeError, ValueError):

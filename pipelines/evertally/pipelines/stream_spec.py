@@ -170,7 +170,7 @@ class StreamSpec:
             unit=self.scope.unit,
             adjacency=self.scope.adjacency,
             mu=grid.mu,
-            epsilon=min(float(self.scope.epsilon_cap), self._epsilon(grid.mu)),
+            epsilon=self.epsilon(grid.mu),
             delta=delta,
             sigma=grid.sigma,
             clip=self.clip,
@@ -181,12 +181,15 @@ class StreamSpec:
             slack_horizon=grid.slack_horizon,
         )
 
-    def _epsilon(self, mu: float) -> float:
-        """Epsilon of this stream alone at the scope's delta, what its own small deltas take set aside."""
+    def epsilon(self, mu: float) -> float:
+        """Epsilon at the scope's delta of lines that lose `mu` together, their own small deltas included.
+
+        What the scope has admitted never loses more than its cap.
+        """
         own = float(self.scope.delta_cap) - float(self.scope.delta_lines or 0)
         if own <= 0:
             raise IntegrityError("a scope's delta parts do not fit its cap")
-        return gaussian_epsilon(own, mu)
+        return min(float(self.scope.epsilon_cap), gaussian_epsilon(own, mu))
 
     def _descriptor(self) -> dict[str, object]:
         p = self._fitted

@@ -40,14 +40,14 @@ def check_config(
     if _declares_worker(config):
         from evertally.pipelines.kafka.config import load_worker_config
 
-        declared, ticks = load_worker_config(config), None
+        declared = live = load_worker_config(config)
+        header, ticks = live.header(1), None
     else:
-        declared = load_config(config)
-        check_source(declared)
-        ticks = declared.ticks.ticks
+        declared = bounded = load_config(config)
+        check_source(bounded)
+        header, ticks = bounded.spec.header(1), bounded.ticks.ticks
     _check_key_file(declared.key_file)
     verdict = "" if against is None else _compare(declared, against)
-    header = declared.spec.header(1)
     fields: dict[str, Any] = {
         "ok": True,
         "stream": header.stream,

@@ -11,7 +11,7 @@ import os
 import socket
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +24,10 @@ from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistake
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.broker import Broker, Membership
 from evertally.pipelines.kafka.connection_config import read_broker, read_listen
-from evertally.pipelines.kafka.key_selection import SelectionSpec, slot_names
+from evertally.pipelines.kafka.key_selection import EVENTS_ONLY, SelectionSpec, slot_names
 from evertally.pipelines.kafka.source_config import EventFormat, read_format
 from evertally.pipelines.kafka.topics import TopicNames
+from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import parse_ms
 
@@ -105,6 +106,11 @@ class WorkerConfig:
     folder: Path | None
     health: tuple[str, int] | None
 
+    def header(self, incarnation: int) -> StreamHeader:
+        """The public header of the stream, with what a selection of keys loses besides."""
+        selection = None if self.select is None else self.select.loss(self.spec)
+        return replace(self.spec.header(incarnation), selection=selection)
+
     def membership(self, stage: str) -> Membership:
         """This worker's place in the group of one stage."""
         group = f"{self.topics.prefix}.{stage}"
@@ -166,6 +172,8 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
         mistakes.add("privacy.lower", lower, f"0, or {-clip} (the negative of clip)")
         lower = 0
     bound = read_bound(privacy, unit, mistakes)
+    if select is not None and unit != EVENT:
+        mistakes.add("select", f"privacy.unit = {unit}", EVENTS_ONLY)
     adjacency = privacy.choice("adjacency", ADJACENCIES, "add-remove")
     mechanism = privacy.text("mechanism", "a mechanism id", required=False) or "rational:W32"
     horizon = privacy.integer("slack_horizon", low=1, high=2**50) or SLACK_HORIZON
@@ -177,7 +185,7 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
         parts = (name, keys, rule, loss, source, shards, mechanism, clip, lower, horizon, bound)
         spec = _spec(*parts, mistakes)
     if spec is not None and select is not None:
-        mistakes.attempt(lambda: select.charge(spec, 1).line.loss(spec.scope), "select.")
+        mistakes.attempt(lambda: select.require_room(spec), "select.")
     return _worker(tables, folder, spec, rule, source, other, bound, select, mistakes)
 
 

@@ -166,7 +166,7 @@ def _show(cluster: LocalCluster, folder: Path, seconds: float, speed: float, con
         threading.Thread(target=play, args=(cluster.bootstrap_servers, clock, stop)),
         threading.Thread(target=follow, args=(config, stop, latest, tick)),
     ]
-    console.print(guarantee_sentence(config.spec.header(1)))
+    console.print(guarantee_sentence(config.header(1)))
     for thread in threads:
         thread.start()
     try:

@@ -8,10 +8,12 @@ Reference: docs/proofs/key-selection.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from evertally.accountants.budget.amounts import ATTO, NANO, units_up
 from evertally.accountants.budget.charges import ChargeRequest
 from evertally.accountants.budget.counter_loss import CounterParameters, counter_grid, fit_counter
 from evertally.accountants.budget.lines import KeySelectionLine
@@ -20,12 +22,13 @@ from evertally.counters.keys import KeyedNoise
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.errors import InvalidParameter, StorageFull
 from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.releases import SelectionLoss
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.validation import positive_integer, positive_real
 
-__all__ = ["Candidate", "KeySelector", "SelectionSpec", "slot_names"]
+__all__ = ["EVENTS_ONLY", "Candidate", "KeySelector", "SelectionSpec", "slot_names"]
 
-_NANO: Final = 10**9
+EVENTS_ONLY: Final = "privacy.unit = event: keys are selected by events, each of which has one key"
 _CANDIDATES_MAX: Final = 1_000_000
 _TICKS_A_STRETCH: Final = 4096
 
@@ -53,9 +56,10 @@ class SelectionSpec:
         positive_integer("select.horizon", self.horizon, high=2**40)
 
     def parameters(self, spec: StreamSpec) -> CounterParameters:
-        """The counter behind the selection: one event, one key, one count."""
-        bare = CounterParameters(mechanism=spec.mechanism, q=1, keys=1, slack_horizon=self.horizon)
-        return fit_counter(bare, spec.scope, int(self.mu * self.mu * _NANO))
+        """The counter behind the selection: one event, one key, one count; two keys where it is replaced."""
+        keys = 2 if spec.scope.adjacency == "replace" else 1
+        bare = CounterParameters(mechanism=spec.mechanism, q=1, keys=keys, slack_horizon=self.horizon)
+        return fit_counter(bare, spec.scope, int(self.mu * self.mu * NANO))
 
     def charge(self, spec: StreamSpec, incarnation: int) -> ChargeRequest:
         """The one charge of the selection; a later start repeats the request and pays nothing.
@@ -63,7 +67,7 @@ class SelectionSpec:
         Raises InvalidParameter for a threshold that noise alone could reach too easily.
         """
         if not spec.scope.event_level:
-            raise InvalidParameter("select", spec.scope.unit, "privacy.unit = event: an event has one key")
+            raise InvalidParameter("select", f"privacy.unit = {spec.scope.unit}", EVENTS_ONLY)
         line = KeySelectionLine(self.parameters(spec), self.threshold, self.horizon)
         return ChargeRequest(
             scope=spec.scope.name,
@@ -72,6 +76,31 @@ class SelectionSpec:
             line=line,
             idempotency_key=f"select-{spec.name}-{incarnation}",
         )
+
+    def require_room(self, spec: StreamSpec) -> None:
+        """Refuse a selection that the scope would not admit beside its stream, before anything is paid.
+
+        Raises InvalidParameter by name: more than mu, or more delta, than the scope has.
+        """
+        caps = spec.scope.caps()
+        losses = [request.line.loss(spec.scope) for request in (self.charge(spec, 1), spec.charge())]
+        main = sum(units_up("mu", loss.mu2) for loss in losses if loss.mu2 is not None)
+        if main > caps.main:
+            raise InvalidParameter("mu", self.mu, "what the scope's cap leaves beside the stream's own loss")
+        if sum(units_up("delta", loss.delta, ATTO) for loss in losses) > caps.delta:
+            raise InvalidParameter(
+                "threshold", self.threshold, "one that noise alone reaches less often than the scope's delta"
+            )
+
+    def loss(self, spec: StreamSpec) -> SelectionLoss:
+        """What the selection loses, alone and together with its stream, as the public header states it.
+
+        Rounded up; the delta of showing a key that one event holds lies in the part of the scope's delta
+        that its lines share, and is admitted there or not at all.
+        """
+        mu = counter_grid(self.parameters(spec), spec.scope).mu
+        together = math.hypot(mu, spec.grid.mu) * (1.0 + 2.0**-50)
+        return SelectionLoss(mu, spec.epsilon(mu), together, spec.epsilon(together))
 
 
 @dataclass(slots=True, repr=False)

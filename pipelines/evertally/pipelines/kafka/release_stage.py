@@ -134,7 +134,11 @@ class _Shard:
         """Publish what the ledger holds and the topic does not, then read on from the ledger's position."""
         place = TopicPartition(self._config.topics.releases, self._shard)
         sink = TopicSink(
-            self._config.broker, place, self._releaser.header, self._transactions, self._progress
+            self._config.broker,
+            place,
+            self._config.header(self._releaser.incarnation),
+            self._transactions,
+            self._progress,
         )
         self._releaser.publish(sink)
         self._member.seek(self._shard, self._collector.position().resume)
