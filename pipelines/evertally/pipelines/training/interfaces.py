@@ -14,6 +14,8 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from torch import Tensor, nn
 
+from evertally.pipelines.training.preconditioner_transforms import Transform
+
 __all__ = [
     "ClippedSummer",
     "Loss",
@@ -81,7 +83,7 @@ class Loss(Protocol):
 
 
 class Probe(Protocol):
-    """Public inputs: functions of a public seed (or a public folder) and of constants, never of private data."""
+    """Public inputs: functions of a public seed or folder and of constants, never of private data."""
 
     def batch(self, step: int, first: int, count: int) -> MicroBatch:
         """Probes first .. first+count-1 of the refresh before `step`; the same bits at every call."""
@@ -130,8 +132,12 @@ class Preconditioner(Protocol):
         """
         ...
 
+    def transform(self, layer: str) -> Transform:
+        """The map of a layer's gradient matrix; the same object until the next refresh."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors that restore the coordinates without a refresh; all public, none before the first refresh."""
+        """Tensors that restore the coordinates without a refresh; public; none before the first one."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
