@@ -1,0 +1,80 @@
+"""What a run publishes: one line a step, and the model. Append-only, and only what is durable already.
+
+A line holds the step and a digest of the parameters after it, a function of published rows. A model is a
+safetensors file without any state of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from evertally.errors import IntegrityError, StorageFull
+from evertally.pipelines.training.checkpoint import write_durably
+
+__all__ = ["Publisher"]
+
+_STEPS: Final = "steps.jsonl"
+
+
+class Publisher:
+    """The public side of a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+        self._path: Final = folder / _STEPS
+
+    def published(self) -> list[dict[str, Any]]:
+        """The published steps in order; a torn last line is cut off.
+
+        Raises:
+            IntegrityError: a line is not the next step.
+        """
+        if not self._path.exists():
+            return []
+        data = self._path.read_bytes()
+        whole = data.rpartition(b"\n")[0]
+        if len(whole) + 1 < len(data) or (data and not whole):
+            os.truncate(self._path, len(whole) + 1 if whole else 0)
+        lines = [json.loads(line) for line in whole.split(b"\n") if line]
+        if [line["step"] for line in lines] != list(range(len(lines))):
+            raise IntegrityError(f"{_STEPS} does not hold each step once, in order")
+        return lines
+
+    def publish(self, steps: Sequence[dict[str, Any]]) -> None:
+        """Append steps that a durable checkpoint holds. Those that are published are compared, not repeated.
+
+        Raises:
+            IntegrityError: a published step had another outcome, or a step is left out.
+            StorageFull: it could not be written.
+        """
+        known = self.published()
+        for line in steps:
+            if line["step"] < len(known) and known[line["step"]] != line:
+                raise IntegrityError(f"step {line['step']} was published with another outcome")
+        fresh = [line for line in steps if line["step"] >= len(known)]
+        if fresh and fresh[0]["step"] != len(known):
+            raise IntegrityError(f"steps from {len(known)} on are missing from what is to be published")
+        data = b"".join(json.dumps(line, sort_keys=True).encode() + b"\n" for line in fresh)
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            with os.fdopen(os.open(self._path, flags, 0o644), "ab") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageFull(f"{_STEPS} could not be written: {error.strerror}") from None
+
+    def publish_model(self, name: str, data: bytes) -> Path:
+        """Write a model once. Raises IntegrityError where another one stands under this name."""
+        path = self._folder / name
+        if path.exists():
+            if path.read_bytes() != data:
+                raise IntegrityError(f"{name} was published with other parameters")
+            return path
+        write_durably(path, data)
+        path.chmod(0o644)
+        return path
