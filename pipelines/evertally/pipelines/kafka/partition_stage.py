@@ -50,8 +50,8 @@ class PartitionStage:
         stall_s: records wait and nothing moves for so long: the stage fails.
 
     Guarantees:
-        - nothing that was read of a partition before it was revoked is worked on afterwards
-          (tests/kafka/test_partition_stage.py).
+        - nothing that was read of a partition before it was revoked, or before it was opened again, is
+          worked on afterwards (tests/kafka/test_partition_stage.py).
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class PartitionStage:
         for partition in polled.came:
             self._drop(partition)
             self._retry[partition] = 0.0
-        self._open_due()
         for partition, records in polled.records.items():
             self._guarded(partition, partial(_read, records=records))
+        self._open_due()  # after the reading: these records were fetched before the seek that opening does
         for partition in tuple(self._owned):
             self._guarded(partition, _commit)
         if polled.records or self._retry or not self._member.lag():
