@@ -8,6 +8,7 @@ it draws again from the key file.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -161,9 +162,7 @@ def _verify_bound(case: Case, bound: UnitBound, observed: Observed) -> None:
     for key, steps in observed.steps.items():
         counted = [t for t, step in enumerate(steps, start=1) if step]
         assert len(counted) <= bound.participations, f"{key}: in more ticks than allowed"
-        assert all(
-            late - early >= bound.min_separation for early, late in zip(counted, counted[1:], strict=False)
-        )
+        assert all(late - early >= bound.min_separation for early, late in itertools.pairwise(counted))
         assert max(steps) <= bound.per_tick, f"{key}: more events in a tick than allowed"
         assert bool(counted) == bool(sent[key]), f"{key}: a unit that came is counted at least once"
 

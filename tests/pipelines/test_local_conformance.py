@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.contracts.engine_conformance import CASES, Case, Observed, exact_steps, verify
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.pipelines.config import load_config
@@ -16,7 +17,6 @@ from evertally.pipelines.releases import Release
 from evertally.pipelines.sinks import FileSink
 from evertally.pipelines.ticks import format_ms
 from evertally.testing import CrashingSink, CrashingStore, CrashPoints, SimulatedCrash
-from tests.contracts.engine_conformance import CASES, Case, Observed, exact_steps, verify
 
 START_MS, TICK_MS = 1_700_000_000_000, 60_000
 FAULTS = ("store.commit_ticks:before", "sink.append:torn", "store.mark_published:before")

@@ -1,0 +1,123 @@
+"""The bounding step: contributions of one bucket of units, tick by tick, each unit within its bound.
+
+It stands between the events and the sums. What it lets through is counted in the tick in which it was
+bounded, never in another one: the step behind it gets exactly one part for each tick and bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.transforms.window import TimestampedValue
+
+from evertally.pipelines.beam.elements import Counting, tick_start
+from evertally.pipelines.beam.parts import Part
+from evertally.pipelines.beam.stream_ref import StreamHandle, opened
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn
+from evertally.pipelines.beam.unit_ledger import UnitLedger
+from evertally.pipelines.bounding import UnitBound
+from evertally.pipelines.kafka.unit_bound import bound_tick
+
+__all__ = ["BoundLive", "BoundRange"]
+
+
+class _Bucket:
+    """One bucket in this process: its units, and what comes of a tick."""
+
+    def __init__(self, counting: Counting, bound: UnitBound, folder: str, bucket: int) -> None:
+        self._handle: Final[StreamHandle] = opened(counting.stream)
+        self._counting: Final = counting
+        self._bound: Final = bound
+        self._bucket: Final = bucket
+        stream = self._handle.opened
+        self.units: Final = UnitLedger(Path(folder), stream.stream_id[:8].hex(), stream.incarnation, bucket)
+
+    def begin(self) -> int:
+        """The first tick of a new job; what was bounded and not released is forgotten."""
+        head = self._handle.store.head(self._handle.opened.shard(0)).t
+        self.units.cut_back(head)
+        return head + 1
+
+    def parts(self, whole: Part, sources: int) -> Iterator[Any]:
+        """((shard, tick), sealed part) for every shard, the empty ones included."""
+        whole.check_whole(sources)
+        units = set(whole.rows[0].tolist())
+        self.units.cut_back(whole.t - 1)
+        kept, after = bound_tick(whole.rows, whole.t, self.units.get(units), self._bound)
+        self.units.record(whole.t, after)
+        shard_of = np.array(self._handle.shard_of, np.int64)[kept[1]]
+        for shard in range(self._handle.opened.shards):
+            rows = kept[:, shard_of == shard]
+            sums: dict[int, int] = {}
+            for position, amount in zip(rows[1].tolist(), rows[2].tolist(), strict=True):
+                sums[position] = sums.get(position, 0) + amount
+            count = rows.shape[1]
+            part = Part(whole.t, sums, events=count, ends={self._bucket: count}, cuts=whole.cuts)
+            at = tick_start(self._counting.rule, whole.t)
+            yield TimestampedValue(((shard, whole.t), self._handle.sealer.seal(part)), at)
+
+
+class _BoundUnits(beam.DoFn):
+    """What both forms share.
+
+    Args:
+        counting: the stream and its rules.
+        bound: what a unit may contribute.
+        folder: for the state of units, on a disk that outlives the job.
+        sources: how many sources end a tick.
+    """
+
+    def __init__(self, counting: Counting, bound: UnitBound, folder: str, sources: int) -> None:
+        self._counting = counting
+        self._bound = bound
+        self._folder = folder
+        self._sources = sources
+
+    def _open(self, bucket: int) -> _Bucket:
+        place = (self._counting.stream, self._folder, bucket)
+        with _LOCK:
+            if place not in _BUCKETS:
+                _BUCKETS[place] = _Bucket(self._counting, self._bound, self._folder, bucket)
+            return _BUCKETS[place]
+
+
+class BoundRange(_BoundUnits):
+    """All ticks of a declared range at once, from the first one on."""
+
+    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[Any]:
+        """Bound every tick of the bucket in order."""
+        bucket = self._open(element[0])
+        sealer = opened(self._counting.stream).sealer
+        sealed = {sealer.open(one).t: one for one in element[1]}
+        bucket.units.cut_back(0)
+        for t in sorted(sealed):
+            yield from bucket.parts(sealer.open(sealed[t]), self._sources)
+
+
+class BoundLive(_BoundUnits):
+    """Tick after tick as they end."""
+
+    def process(
+        self,
+        element: tuple[int, bytes],
+        waiting: Any = beam.DoFn.StateParam(WAITING),
+        following: Any = beam.DoFn.StateParam(NEXT),
+    ) -> Iterator[Any]:
+        """Bound the ticks whose turn has come; a new job begins behind the last released one."""
+        bucket = self._open(element[0])
+        sealer = opened(self._counting.stream).sealer
+        turn = following.read() or bucket.begin()
+        parts = take_turn(element[1], sealer, waiting, turn, self._sources)
+        for part in parts:
+            yield from bucket.parts(part, self._sources)
+        if parts:
+            following.write(parts[-1].t + 1)
+
+
+_LOCK: Final = threading.Lock()
+_BUCKETS: Final[dict[tuple[Any, str, int], _Bucket]] = {}

@@ -1,0 +1,261 @@
+"""ContinualCount and ContinualSum: a PCollection of events in, noisy running totals out, at every tick.
+
+events -> check, clip -> (bound each unit) -> fixed windows of a tick -> one sealed sum for each tick and
+shard -> release step with the ledger's compare-and-set.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import apache_beam as beam
+from apache_beam.pvalue import PBegin, PCollection
+from apache_beam.transforms.display import DisplayDataItem
+
+from evertally.errors import InvalidParameter
+from evertally.pipelines.beam.add_parts import AddParts
+from evertally.pipelines.beam.bound_units import BoundLive, BoundRange
+from evertally.pipelines.beam.elements import DEAD_LETTERS, CheckElements, Counting
+from evertally.pipelines.beam.refs import KeyRef, LedgerRef
+from evertally.pipelines.beam.release_ticks import ReleaseLive, ReleaseRange, Releasing
+from evertally.pipelines.beam.sink_refs import SinkRef
+from evertally.pipelines.beam.stream_ref import StreamRef
+from evertally.pipelines.beam.tick_clock import DeclaredTicks, EndTicks, TickClock
+from evertally.pipelines.beam.windows import everywhere, refuse_accumulating, tick_windows
+from evertally.pipelines.bounding import UnitBound
+from evertally.pipelines.events import ValueRule
+from evertally.pipelines.kafka.aggregation import TickRule
+from evertally.pipelines.kafka.source_config import EventFormat
+from evertally.pipelines.releases import Release
+from evertally.pipelines.stream_spec import StreamSpec
+
+__all__ = ["ContinualCount", "ContinualSum", "Counted"]
+
+
+class Counted(NamedTuple):
+    """What the transforms give back.
+
+    Attributes:
+        releases: `Release`, each key and tick once; the same values whenever a bundle is computed again.
+        dead_letters: bytes, JSON: the code of each event that could not be counted. Operators' plane.
+    """
+
+    releases: PCollection[Release]
+    dead_letters: PCollection[bytes]
+
+
+class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
+    """Noisy running totals of a value, for declared keys, at every tick, for one charge.
+
+    Elements are mappings, rows, or JSON objects as bytes or text. What cannot be counted becomes a dead
+    letter. The stream's closing rule decides when ticks end: "file" wants a bounded input and `ticks`, every
+    event goes to its own tick, and all ticks are released after the whole input was read; "event-time" takes
+    any input, a tick ends by the workers' clock (and not before the input's watermark), and what comes too
+    late goes to the first open tick.
+
+    Args:
+        spec: the stream: keys, tick, clip, bounds on a unit, mechanism, scope.
+        ledger: where workers find the ledger.
+        key: where workers find the key file.
+        value_field: the field with the value; numbers, counted in `value_unit`.
+        key_field, unit_field, time_field: names of further fields; without `time_field` an event's time is its
+            Beam time stamp. `unit_field` is needed unless the scope's unit is "event".
+        value_rule: how values become integers; by default whole numbers, clipped to the stream's clip.
+        other: the declared key that takes undeclared ones.
+        ticks: "file": the declared number of ticks. "event-time": nothing, or a PCollection of the numbers of
+            ticks that are over, in place of the workers' clock.
+        lateness_s, skew_s: "event-time": a tick ends so long after its end; stamps further in the future than
+            `skew_s` are dead letters.
+        folder: for the state of units, on a disk that outlives the job; needed unless the unit is "event".
+        buckets: how many bounding steps share the units.
+        sink: where the ledger's rows are published besides the output.
+        dead_letter_hmac: whether a dead letter carries a keyed hash of its element.
+
+    Guarantees:
+        - each (stream, key, t) has one value, however often a bundle is computed
+          (tests/beam/test_beam_counts.py::test_a_bundle_computed_again_gives_the_same_bytes).
+        - each event counts in exactly one tick, a late one in the first open tick
+          (tests/beam/test_beam_stream.py).
+        - no key, password, exact sum or noise stands in the graph or in what the runner keeps between steps
+          (tests/beam/test_beam_secrets.py).
+    """
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        ledger: LedgerRef,
+        key: KeyRef,
+        *,
+        value_field: str | None = "value",
+        key_field: str = "key",
+        unit_field: str | None = None,
+        time_field: str | None = None,
+        value_rule: ValueRule | None = None,
+        other: str | None = None,
+        ticks: int | PCollection[int] | None = None,
+        lateness_s: float = 0.0,
+        skew_s: float | None = 60.0,
+        folder: str | None = None,
+        buckets: int = 4,
+        sink: SinkRef | None = None,
+        dead_letter_hmac: bool = False,
+    ) -> None:
+        super().__init__()
+        by_unit = spec.scope.unit != "event"
+        _check(spec, other, ticks, unit_field, folder, by_unit=by_unit)
+        rule = TickRule(
+            spec.start_ms,
+            spec.tick_ms,
+            round(lateness_s * 1000),
+            None if skew_s is None else round(skew_s * 1000),
+        )
+        values = value_rule or ValueRule(Decimal(1), spec.lower, spec.clip)
+        source = EventFormat("json", key_field, value_field, unit_field, time_field, None, values)
+        declared = ticks if isinstance(ticks, int) else None
+        self._counting: Final = Counting(
+            StreamRef(spec, ledger, key),
+            rule,
+            source,
+            other,
+            declared,
+            buckets if by_unit else 0,
+            dead_letter_hmac,
+        )
+        self._ends: Final = None if declared else ticks
+        self._folder: Final = folder
+        self._sink: Final = sink
+
+    def expand(self, events: PCollection[Any]) -> Counted:
+        """See the class. Raises InvalidParameter for accumulating panes."""
+        refuse_accumulating(events)
+        counting = self._counting
+        if counting.ticks is not None and not events.is_bounded:
+            raise InvalidParameter("closing", "file", "event-time: this input never ends")
+        checked = (
+            events
+            | "AllInOne" >> everywhere()
+            | "Check" >> beam.ParDo(CheckElements(counting)).with_outputs(DEAD_LETTERS, main="parts")
+        )
+        ends = self._ended(events.pipeline) | "EndTicks" >> beam.ParDo(EndTicks(counting))
+        parts = (checked.parts, ends) | "WithEnds" >> beam.Flatten()
+        releasing = Releasing(counting.stream, counting.rule, counting.buckets or 1, sink=self._sink)
+        releases = parts | "Release" >> ReleaseParts(counting, releasing, 1, self._folder, late=True)
+        return Counted(releases, checked[DEAD_LETTERS])
+
+    def _ended(self, pipeline: beam.Pipeline) -> Any:
+        counting = self._counting
+        if counting.ticks is not None:
+            return PBegin(pipeline) | "Ticks" >> DeclaredTicks(counting.ticks)
+        if self._ends is not None:
+            return self._ends
+        return PBegin(pipeline) | "Clock" >> TickClock(counting.stream, counting.rule)
+
+    def display_data(self) -> dict[str, DisplayDataItem]:
+        """The stream's public parameters."""
+        spec = self._counting.stream.spec
+        return {
+            "stream": DisplayDataItem(spec.name, label="Stream"),
+            "keys": DisplayDataItem(len(spec.keys), label="Declared keys"),
+            "tick_s": DisplayDataItem(spec.tick_ms / 1000, label="Tick, seconds"),
+            "closing": DisplayDataItem(spec.closing, label="How ticks close"),
+            "mechanism": DisplayDataItem(spec.mechanism, label="Mechanism"),
+            "scope": DisplayDataItem(spec.scope.name, label="Budget scope"),
+            "unit": DisplayDataItem(spec.scope.unit, label="Privacy unit"),
+            "mu": DisplayDataItem(spec.grid.mu, label="Gaussian privacy parameter of the whole stream"),
+        }
+
+
+class ContinualCount(ContinualSum):
+    """Noisy running counts: as `ContinualSum`, each event counting 1."""
+
+    def __init__(self, spec: StreamSpec, ledger: LedgerRef, key: KeyRef, **options: Any) -> None:
+        for refused in ("value_field", "value_rule"):
+            if refused in options:
+                raise InvalidParameter(refused, options[refused], "ContinualSum, which counts values")
+        super().__init__(spec, ledger, key, value_field=None, **options)
+
+
+class ReleaseParts(beam.PTransform):
+    """Keyed sealed parts of ticks to releases: the back half of every job, whatever its input is."""
+
+    def __init__(
+        self, counting: Counting, releasing: Releasing, sources: int, folder: str | None, *, late: bool
+    ) -> None:
+        super().__init__()
+        self._counting = counting
+        self._releasing = releasing
+        self._sources = sources
+        self._folder = folder
+        self._late = late
+
+    def expand(self, parts: PCollection[Any]) -> PCollection[Release]:
+        """See the class."""
+        counting = self._counting
+        live = counting.ticks is None
+        if counting.buckets:
+            spec = counting.stream.spec
+            bound = UnitBound(spec.participations, spec.min_separation, spec.per_tick)
+            assert self._folder is not None
+            step = (BoundLive if live else BoundRange)(counting, bound, self._folder, self._sources)
+            parts = parts | "ByUnit" >> _InTicks(counting, late=self._late) | "Bound" >> beam.ParDo(step)
+        closed = parts | "ByShard" >> _InTicks(counting, late=self._late)
+        releasing = self._releasing
+        return closed | "Close" >> beam.ParDo((ReleaseLive if live else ReleaseRange)(releasing))
+
+
+class _InTicks(beam.PTransform):
+    """Sums parts of each tick and destination; the destination with its sealed sums is left.
+
+    Live: one sum for each pane of a tick's window. Declared range: all ticks together, after the last event.
+    """
+
+    def __init__(self, counting: Counting, *, late: bool) -> None:
+        super().__init__()
+        self._counting = counting
+        self._late = late
+
+    def expand(self, parts: PCollection[Any]) -> Any:
+        """See the class."""
+        counting = self._counting
+        typed = parts | "Typed" >> beam.Map(_same).with_output_types(tuple[tuple[int, int], bytes])
+        if counting.ticks is None:
+            typed = typed | "Tick" >> tick_windows(counting.rule, late=self._late)
+        summed = typed | "Sum" >> beam.CombinePerKey(AddParts(counting.stream))
+        placed = summed | "Place" >> beam.Map(_place).with_output_types(tuple[int, bytes])
+        if counting.ticks is not None:
+            return placed | "All" >> beam.GroupByKey()
+        return placed | "AllTicks" >> everywhere()
+
+
+def _same(keyed: tuple[tuple[int, int], bytes]) -> tuple[tuple[int, int], bytes]:
+    return keyed
+
+
+def _place(keyed: tuple[tuple[int, int], bytes]) -> tuple[int, bytes]:
+    return keyed[0][0], keyed[1]
+
+
+def _check(
+    spec: StreamSpec,
+    other: str | None,
+    ticks: object,
+    unit_field: str | None,
+    folder: str | None,
+    *,
+    by_unit: bool,
+) -> None:
+    if spec.closing not in ("file", "event-time"):
+        raise InvalidParameter("closing", spec.closing, "file or event-time; by arrival only from Kafka")
+    if (spec.closing == "file") != isinstance(ticks, int):
+        raise InvalidParameter(
+            "ticks", ticks, "the declared number of ticks where closing is file, only there"
+        )
+    if spec.closing != "file" and spec.shards != 1:
+        raise InvalidParameter("shards", spec.shards, "1 for a live input in Beam")
+    if other is not None and other not in spec.keys:
+        raise InvalidParameter("other", other, "one of the declared keys")
+    if by_unit != (unit_field is not None):
+        raise InvalidParameter("unit_field", unit_field, "the unit's field, unless the scope's unit is event")
+    if by_unit and folder is None:
+        raise InvalidParameter("folder", folder, "a folder for the state of units")
