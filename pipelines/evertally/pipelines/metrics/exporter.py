@@ -104,6 +104,7 @@ class Exporter:
         self._reader: Final = LedgerReader(open_view(ledger), settings.windows)
         self._view = PublicView((), (), False, 0, settings.series_max, 0, 0)
         self._stop: Final = threading.Event()
+        self._looking: Final = threading.Lock()
         self._looked_at, self._looks = time.monotonic(), 0
         self._metrics: Final = OperatorMetrics("exporter")
         self._look_seconds: Final = self._metrics.histogram("look_seconds", "Time of a look at the ledger.")
@@ -144,18 +145,18 @@ class Exporter:
 
     def look(self) -> None:
         """Look at the ledger once; where it fails, what was seen last stays, and `ledger_up` is 0."""
-        view = self._view
-        with self._look_seconds.time():
+        with self._looking, self._look_seconds.time():
+            view = self._view
             try:
                 standing = self._reader.read()
             except EvertallyError as error:
                 self._failures.inc()
                 if view.ledger_up or not self._looks:
-                    _LOG.error("the ledger cannot be read: %s", error)
+                    _LOG.error("a look failed: %s", error)
                 view = replace(view, ledger_up=False)
             else:
                 if not view.ledger_up:
-                    _LOG.info("the ledger can be read")
+                    _LOG.info("the ledger is read")
                 self._watch(standing)
                 view = self._admit(standing)
             if view != self._view:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
+import importlib.util
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +27,11 @@ def page_html(view: PublicView) -> bytes:
 
 def static_answer(name: str) -> Answer:
     """A file of the house's look, which the budget page ships."""
-    # the parent package only: importing the page itself would bring the service and its ledger
-    folder = importlib.resources.files("evertally.accountants") / "budget" / "service" / "page" / "static"
+    # found, not imported: the budget page would bring the service and a ledger that can be written
+    spec = importlib.util.find_spec("evertally.accountants")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "budget" / "service" / "page" / "static"
     return Answer(200, STATIC_FILES[name], (folder / name).read_bytes())
 
 

@@ -154,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "evertally"
     sys_version = ""
     timeout = _IDLE_S
+    wbufsize = -1  # head and body leave together: two small writes would wait 40 ms for an acknowledgement
+    disable_nagle_algorithm = True
     error_message_format = "%(code)d\n"
     error_content_type = "text/plain; charset=utf-8"
     routes: Mapping[str, Route]
