@@ -166,6 +166,7 @@ class AggregateStage:
             return
         events, refusals = self._reader.read(partition, records, now_ms)
         tally.add(events, records[-1].offset + 1)
+        self._context.metrics.read(len(records), (reason.value for _, _, reason in refusals))
         if self._bindings is not None:
             # an undeclared key is no dead letter here: it may be selected one day
             self._candidates[partition].count(self._reader.candidates(records, refusals), tally.position)
@@ -213,6 +214,7 @@ class AggregateStage:
             self._transactions.run(records, offsets, self._member.identity())
         except ServiceUnavailable as error:
             _LOG.warning("a commit failed, reading again from the last one: %s", error)
+            self._context.metrics.commit_failed(self.name)
             self._unsettled |= self._tallies.keys()
             self._tallies, self._candidates, self._letters = {}, {}, []
             return
@@ -224,6 +226,7 @@ class AggregateStage:
             self._reader = self._make_reader()
         self._letters = []
         self._committed_at = time.monotonic()
+        self._lagging()
         self._stall.moved()
 
     def _cut_candidates(self, partition: int, closed: int) -> list[Outgoing]:
@@ -240,7 +243,9 @@ class AggregateStage:
         return any(tally.dirty() for tally in self._tallies.values())
 
     def _lagging(self) -> bool:
-        return bool(self._member.lag())
+        lag = self._member.lag()
+        self._context.metrics.lag(self.name, lag)
+        return bool(lag)
 
 
 class _CandidateTally:

@@ -9,31 +9,37 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from evertally.counters.contribution import ADJACENCIES
-from evertally.counters.grid import SLACK_HORIZON
-from evertally.errors import InvalidParameter, UnsupportedMechanism
 from evertally.pipelines.bounding import UnitBound
-from evertally.pipelines.config_parts import EVENT, Loss, read_bound, read_keys, read_loss
-from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistakes
+from evertally.pipelines.config_parts import EVENT, read_keys
+from evertally.pipelines.config_stream import (
+    Declared,
+    EventFields,
+    load_declaration,
+    read_privacy,
+    stream_spec,
+)
+from evertally.pipelines.config_table import ConfigTable, Mistakes
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.broker import Broker, Membership
 from evertally.pipelines.kafka.connection_config import read_broker, read_listen
 from evertally.pipelines.kafka.key_selection import EVENTS_ONLY, SelectionSpec, slot_names
 from evertally.pipelines.kafka.source_config import EventFormat, read_format
+from evertally.pipelines.kafka.sums import sums_bytes
 from evertally.pipelines.kafka.topics import TopicNames
+from evertally.pipelines.metrics import Listen, read_metrics_listen
 from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import parse_ms
 
 __all__ = ["WorkerConfig", "load_worker_config"]
 
-_TABLES: Final = ("stream", "source", "select", "privacy", "budget", "state", "kafka", "health")
+_TABLES: Final = ("stream", "source", "select", "privacy", "budget", "state", "kafka", "health", "metrics")
+_RECORD_BYTES: Final = 8192  # of a closing besides its sums, and of a request besides its records
 _FROM_ENVIRONMENT: Final = ("kafka", "state")
 _TEXT_KEYS: Final = frozenset(
     {
@@ -82,6 +88,7 @@ class WorkerConfig:
         key_file: the master secret, mode 0600.
         folder: for the state of privacy units, on disk; None at event level.
         health: host and port of /healthz and /readyz; None for none.
+        metrics: where /internal/metrics stands, for operators only; None for none.
     """
 
     spec: StreamSpec
@@ -105,6 +112,7 @@ class WorkerConfig:
     key_file: Path
     folder: Path | None
     health: tuple[str, int] | None
+    metrics: Listen | None = None
 
     def header(self, incarnation: int) -> StreamHeader:
         """The public header of the stream, with what a selection of keys loses besides."""
@@ -124,25 +132,12 @@ def load_worker_config(path: Path, environment: Mapping[str, str] = os.environ) 
         InvalidConfig: with every mistake in it.
         InvalidParameter: the file cannot be read, or is no TOML.
     """
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidParameter("config", str(path), f"a readable file ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter("config", str(path), f"a TOML file in UTF-8 ({error})") from None
-    mistakes = Mistakes()
-    for name in data:
-        if name not in _TABLES:
-            mistakes.add(name, "an unknown table or key", "one of [" + "], [".join(_TABLES) + "]")
-    for name in _FROM_ENVIRONMENT:
-        _overlay(data, name, environment, mistakes)
-    tables = {name: ConfigTable(name, data.get(name), mistakes) for name in _TABLES}
-    config = _assemble(tables, path.parent, mistakes)
-    for table in tables.values():
-        table.finish()
-    if config is None or mistakes.found:
-        raise InvalidConfig(str(path), tuple(mistakes.found))
-    return config
+
+    def amend(data: dict[str, object], mistakes: Mistakes) -> None:
+        for name in _FROM_ENVIRONMENT:
+            _overlay(data, name, environment, mistakes)
+
+    return load_declaration(path, _TABLES, _assemble, amend)
 
 
 def _overlay(data: dict[str, object], name: str, environment: Mapping[str, str], mistakes: Mistakes) -> None:
@@ -157,7 +152,7 @@ def _overlay(data: dict[str, object], name: str, environment: Mapping[str, str],
 
 
 def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) -> WorkerConfig | None:
-    stream, privacy = tables["stream"], tables["privacy"]
+    stream = tables["stream"]
     name = stream.text("name", "a name for the stream")
     keys, other = read_keys(stream, mistakes)
     select = _read_select(tables["select"], mistakes)
@@ -165,28 +160,27 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
         keys += slot_names(select.slots)
     rule = _read_rule(stream, mistakes)
     shards = stream.integer("shards", low=1, high=1024) or 1
-    unit = privacy.text("unit", "event, or what a unit is, for example person", required=False) or EVENT
-    clip = privacy.integer("clip", low=1, high=2**40) or 1
-    lower = privacy.integer("lower", low=-(2**40), high=0) or 0
-    if lower not in (0, -clip):
-        mistakes.add("privacy.lower", lower, f"0, or {-clip} (the negative of clip)")
-        lower = 0
-    bound = read_bound(privacy, unit, mistakes)
-    if select is not None and unit != EVENT:
-        mistakes.add("select", f"privacy.unit = {unit}", EVENTS_ONLY)
-    adjacency = privacy.choice("adjacency", ADJACENCIES, "add-remove")
-    mechanism = privacy.text("mechanism", "a mechanism id", required=False) or "rational:W32"
-    horizon = privacy.integer("slack_horizon", low=1, high=2**50) or SLACK_HORIZON
-    loss = read_loss(privacy, tables["budget"], name, unit, adjacency, mistakes)
-    by_arrival = rule is None or rule.by_arrival
-    source = read_format(tables["source"], folder, unit, (lower, clip), mistakes, by_arrival=by_arrival)
+    terms = read_privacy(tables["privacy"], tables["budget"], name, mistakes)
+    if select is not None and terms.unit != EVENT:
+        mistakes.add("select", f"privacy.unit = {terms.unit}", EVENTS_ONLY)
+    source = read_format(
+        tables["source"],
+        folder,
+        terms.unit,
+        (terms.lower, terms.clip),
+        mistakes,
+        by_arrival=rule is None or rule.by_arrival,
+    )
     spec = None
-    if not mistakes.found and name and keys and rule and loss and source:
-        parts = (name, keys, rule, loss, source, shards, mechanism, clip, lower, horizon, bound)
-        spec = _spec(*parts, mistakes)
+    if not mistakes.found and name and keys and rule and source:
+        closing = "arrival" if rule.by_arrival else "event-time"
+        value = None if source.value is None else (source.value, source.rule.unit)
+        declared = Declared(name, keys, rule.start_ms, rule.tick_ms, closing, shards)
+        events = EventFields(source.unit, source.timezone, other, value)
+        spec = stream_spec(declared, terms, events, mistakes)
     if spec is not None and select is not None:
         mistakes.attempt(lambda: select.require_room(spec), "select.")
-    return _worker(tables, folder, spec, rule, source, other, bound, select, mistakes)
+    return _worker(tables, folder, spec, rule, source, other, terms.bound, select, mistakes)
 
 
 def _read_select(table: ConfigTable, mistakes: Mistakes) -> SelectionSpec | None:
@@ -229,49 +223,6 @@ def _read_rule(stream: ConfigTable, mistakes: Mistakes) -> TickRule | None:
     return TickRule(start_ms, round(tick_s * 1000), round((lateness_s or 0.0) * 1000), skew)
 
 
-def _spec(
-    name: str,
-    keys: tuple[str, ...],
-    rule: TickRule,
-    loss: Loss,
-    source: EventFormat,
-    shards: int,
-    mechanism: str,
-    clip: int,
-    lower: int,
-    horizon: int,
-    bound: UnitBound | None,
-    mistakes: Mistakes,
-) -> StreamSpec | None:
-    limits = bound or UnitBound(1, 1, 1)
-    value = source.value
-    try:
-        return mistakes.attempt(
-            lambda: StreamSpec(
-                name=name,
-                keys=keys,
-                start_ms=rule.start_ms,
-                tick_ms=rule.tick_ms,
-                scope=loss.scope,
-                mechanism=mechanism,
-                clip=clip,
-                lower=lower,
-                participations=limits.participations,
-                min_separation=limits.min_separation,
-                per_tick=limits.per_tick,
-                mu=loss.mu,
-                slack_horizon=horizon,
-                shards=shards,
-                closing="arrival" if rule.by_arrival else "event-time",
-                value_unit="events" if value is None else f"{source.rule.unit} {value}",
-            ),
-            "privacy.",
-        )
-    except UnsupportedMechanism as error:
-        mistakes.add("privacy.mechanism", mechanism, str(error))
-        return None
-
-
 def _worker(
     tables: dict[str, ConfigTable],
     folder: Path,
@@ -302,8 +253,16 @@ def _worker(
     key_file = state.text("key_file", "the key file, made where there is none")
     unit_folder = state.text("folder", "a folder for the state of units", required=bound is not None)
     listen = read_listen(health, mistakes)
+    metrics = read_metrics_listen(tables["metrics"], folder, mistakes)
     if mistakes.found or not (spec and rule and source and broker and topic and ledger and key_file):
         return None
+    largest = -(-len(spec.keys) // spec.shards)
+    if sums_bytes(largest) + _RECORD_BYTES > request_bytes:
+        mistakes.add(
+            "kafka.max_request_bytes",
+            request_bytes,
+            f"room for the sums of {largest} keys ({sums_bytes(largest) + _RECORD_BYTES} bytes), or more shards",
+        )
     if not ledger.startswith(("postgresql://", "postgres://")):
         ledger = str(folder / ledger)
     names = mistakes.attempt(lambda: TopicNames(topic, prefix or spec.name))
@@ -331,4 +290,5 @@ def _worker(
         key_file=folder / key_file,
         folder=None if unit_folder is None else folder / unit_folder,
         health=listen,
+        metrics=metrics,
     )

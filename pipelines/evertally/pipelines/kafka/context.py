@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +12,7 @@ from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.sealed_records import StreamSealer
 from evertally.pipelines.kafka.topics import Partitions
+from evertally.pipelines.kafka.worker_metrics import WorkerMetrics
 from evertally.pipelines.keyfile import KeyFile
 
 __all__ = ["StreamContext", "open_new_incarnation"]
@@ -27,6 +28,7 @@ class StreamContext:
         key_file: the master secret.
         opened: the running incarnation.
         partitions: numbers of partitions of the input and of the units topic.
+        metrics: what the stages tell the operators' plane.
     """
 
     config: WorkerConfig
@@ -34,6 +36,10 @@ class StreamContext:
     key_file: KeyFile
     opened: OpenedStream
     partitions: Partitions
+    metrics: WorkerMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", WorkerMetrics(self.opened.name))
 
     @classmethod
     def open(

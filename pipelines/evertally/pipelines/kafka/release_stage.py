@@ -48,6 +48,7 @@ class _Shard:
     def __init__(self, context: StreamContext, shard: int, member: GroupMember) -> None:
         config = context.config
         self._config: Final = config
+        self._metrics: Final = context.metrics
         self._shard: Final = shard
         self._sealer: Final = context.sealer(config.topics.closed)
         self._member: Final = member
@@ -110,6 +111,7 @@ class _Shard:
             )
         )
         self._releaser.publish(self._sink)
+        self._metrics.released(self._shard, self._releaser.next_tick - 1, self._sink.last_tick())
 
     def close(self) -> None:
         """Give the shard up; whoever comes next fences us."""
@@ -140,6 +142,7 @@ class _Shard:
             self._transactions,
             self._progress,
         )
+        self._metrics.released(self._shard, self._releaser.next_tick - 1, sink.last_tick())
         self._releaser.publish(sink)
         self._member.seek(self._shard, self._collector.position().resume)
         return sink

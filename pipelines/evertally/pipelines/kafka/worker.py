@@ -30,6 +30,7 @@ from evertally.pipelines.kafka.select_stage import select_stage
 from evertally.pipelines.kafka.stage import StageThread
 from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
+from evertally.pipelines.metrics import PlaneServer, internal_plane
 
 __all__ = ["Worker", "run_worker"]
 
@@ -67,6 +68,7 @@ class Worker:
             if config.health is None
             else HealthServer(config.health, self.healthy, self.ready, self._confirm_clock)
         )
+        self._plane: Final = self._make_plane()
         self._clock_told = False
 
     @property
@@ -79,6 +81,9 @@ class Worker:
         if self._health is not None:
             self._health.start()
             _LOG.info("health on port %d", self._health.port)
+        if self._plane is not None:
+            self._plane.start()
+            _LOG.info("the operators' plane listens on %s", self._plane.address)
         for stage in self._stages:
             stage.start()
         try:
@@ -124,6 +129,20 @@ class Worker:
         stages.append(StageThread(lambda: release_stage(context), "release", self._wake.set))
         return stages
 
+    def _make_plane(self) -> PlaneServer | None:
+        if self._config.metrics is None:
+            return None
+        operators = self._context.metrics.operators
+        operators.watch(
+            "clock_trusted",
+            "1 while ticks close by the machine's clock.",
+            lambda: float(self._clock.trusted()),
+        )
+        silent = operators.gauge("stage_silent_seconds", "Time since the last turn of a stage.", ("stage",))
+        for stage in self._stages:
+            silent.labels(stage.name).set_function(stage.silent_s)
+        return internal_plane(self._config.metrics, operators)
+
     def _failed(self) -> StageThread | None:
         return next((stage for stage in self._stages if stage.error is not None), None)
 
@@ -157,8 +176,9 @@ class Worker:
             stage.stop()
             if not stage.join(max(0.1, deadline - time.monotonic())):
                 hanging.append(stage.name)
-        if self._health is not None:
-            self._health.close()
+        for server in (self._health, self._plane):
+            if server is not None:
+                server.close()
         self._context.store.close()
         return hanging
 
