@@ -103,11 +103,6 @@ class CheckpointStore:
         steps = self.steps()
         return self._load(steps[-1]) if steps else None
 
-    def remove(self) -> None:
-        """Delete every checkpoint: a finished run has no use for its private rows."""
-        for step in self.steps():
-            (self._folder / f"step-{step:012d}.checkpoint").unlink(missing_ok=True)
-
     def _load(self, step: int) -> Checkpoint:
         data = (self._folder / f"step-{step:012d}.checkpoint").read_bytes()
         body, sum_ = data[:-_SUM_BYTES], data[-_SUM_BYTES:]

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -249,7 +249,7 @@ class BufferedRows:
 
 
 def _weighted(
-    taps: tuple[float, ...], memory: Sequence[Integers] | Sequence[Floats], position: int, size: int
+    taps: tuple[float, ...], memory: Sequence[Sequence[NDArray[Any]]], position: int, size: int
 ) -> NDArray[np.float64] | None:
     """sum_{j>=1} c_j memory[j-1][position], in one fixed order; None where nothing is remembered."""
     if not memory:

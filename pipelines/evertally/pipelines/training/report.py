@@ -1,0 +1,150 @@
+"""The final report: what was promised and by which bound, what was measured, and what was not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from evertally.accountants.bound import Bound
+from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.training.checkpoint import write_durably
+from evertally.pipelines.training.config import TrainConfig
+from evertally.pipelines.training.examples_files import FILE_FORMATS, FileExamples
+from evertally.pipelines.training.plan import Plan
+from evertally.pipelines.training.run_components import Components
+
+__all__ = ["RunReport", "make_report", "read_report"]
+
+_REPORT: Final = "report.json"
+_NOT_MEASURED: Final = "not measured"
+_BATCH: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Attributes: what anybody may read, but `seconds`, which is the operator's and is not stored.
+
+    epsilon, delta: of the whole plan, under add or remove of one unit.
+    source: the bound that gave epsilon; `lower` is a certified lower bound on it.
+    accuracy: share of right answers (or the mean squared error) on the declared public file, or why not.
+    """
+
+    run: str
+    unit: str
+    adjacency: str
+    steps: int
+    strategy: str
+    participation: str
+    noise_multiplier: float
+    clip: float
+    divisor: float
+    epsilon: float
+    delta: float
+    source: str
+    lower: float
+    gap: float
+    scope: str
+    model: str
+    measure: str
+    measured: float | None
+    seconds: float | None = None
+
+    @property
+    def accuracy(self) -> str:
+        """The measurement in words."""
+        return _NOT_MEASURED if self.measured is None else f"{self.measured:.4f} ({self.measure})"
+
+    def save(self, folder: Path) -> None:
+        """Write the public part; the time of a run depends on its data."""
+        fields = {key: value for key, value in asdict(self).items() if key != "seconds"}
+        write_durably(folder / _REPORT, json.dumps({**fields, "joules": _NOT_MEASURED}, indent=1).encode())
+        (folder / _REPORT).chmod(0o644)
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        lines = [
+            f"{self.run}: {self.steps} steps, {self.strategy}, {self.participation}",
+            f"guarantee: epsilon {self.epsilon:.6g} at delta {self.delta:g} for adding or removing one "
+            f"{self.unit}, by {self.source} (certified lower bound {self.lower:.6g}, gap {self.gap:.3g})",
+            f"noise multiplier {self.noise_multiplier:.6g} at clip norm {self.clip:g}; sums divided by "
+            f"{self.divisor:g}; paid by scope {self.scope}",
+            f"quality on public data: {self.accuracy}",
+            f"cost: {'earlier' if self.seconds is None else f'{self.seconds:.1f} s'}; joules {_NOT_MEASURED}",
+            f"model: {self.model}",
+        ]
+        return "\n".join(lines)
+
+
+def make_report(
+    config: TrainConfig, plan: Plan, epsilon: Bound, parts: Components, model: Path, seconds: float
+) -> RunReport:
+    """The report of a finished run. Quality is measured on the declared public file alone."""
+    measure, measured = _measured(config, parts)
+    return RunReport(
+        run=config.name,
+        unit=config.budget.unit,
+        adjacency=config.budget.adjacency,
+        steps=plan.steps,
+        strategy=repr(config.mechanism.strategy),
+        participation=repr(plan.participation),
+        noise_multiplier=plan.noise_multiplier,
+        clip=plan.clip,
+        divisor=plan.divisor,
+        epsilon=epsilon.value,
+        delta=config.privacy.delta,
+        source=epsilon.source,
+        lower=epsilon.lower,
+        gap=epsilon.gap,
+        scope=config.budget.name,
+        model=model.name,
+        measure=measure,
+        measured=measured,
+        seconds=seconds,
+    )
+
+
+def read_report(folder: Path) -> RunReport | None:
+    """The report of a finished run, None where it is not finished."""
+    path = folder / _REPORT
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_text("utf-8"))
+        said.pop("joules")
+        return RunReport(**said)
+    except (ValueError, TypeError, KeyError):
+        raise IntegrityError(f"{_REPORT} is damaged") from None
+
+
+def _measured(config: TrainConfig, parts: Components) -> tuple[str, float | None]:
+    path = config.data.held_out
+    if path is None:
+        return _NOT_MEASURED, None
+    form = config.data.form
+    suffix = path.name.removesuffix(".gz").rpartition(".")[2]
+    if suffix not in FILE_FORMATS:
+        raise InvalidParameter("data.held_out", path.name, "a file named .npz, .csv or .jsonl")
+    source = FileExamples(path, suffix, form, config.folder / "refused-held-out.jsonl")
+    right, count = 0.0, 0
+    training = parts.model.training
+    parts.model.eval()
+    with torch.no_grad():
+        for block in source.read(source.freeze()):
+            for first in range(0, len(block), _BATCH):
+                part = slice(first, first + _BATCH)
+                features = torch.from_numpy(np.ascontiguousarray(block.features[part])).to(parts.device)
+                labels = torch.from_numpy(block.labels[part].copy()).to(parts.device)
+                outputs = parts.model(features)
+                if form.classes:
+                    right += float((outputs.argmax(-1) == labels).sum())
+                else:
+                    right += float(torch.square(outputs.reshape(labels.shape) - labels).sum())
+                count += len(labels)
+    parts.model.train(training)
+    measure = "accuracy" if form.classes else "mean squared error"
+    return f"{measure} on {path.name}, declared public", right / count if count else None
