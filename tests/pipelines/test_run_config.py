@@ -7,10 +7,12 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.gaussian import gaussian_epsilon
 from evertally.errors import InvalidParameter
 from evertally.pipelines.config import load_config
@@ -18,6 +20,7 @@ from evertally.pipelines.config_table import InvalidConfig
 
 Cli = Callable[..., tuple[int, str, str]]
 REPOSITORY = Path(__file__).resolve().parents[2]
+SINCE_VERSION_2 = ("unit_field", "timezone", "other", "version")
 
 
 def change(folder: Path, old: str, new: str) -> Path:
@@ -188,6 +191,59 @@ def test_against_says_what_a_change_costs(gates: Path, cli: Cli) -> None:
     assert (code, "a charge of its own" in out) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ('unit = "who"', 'unit = "amount"', "unit_field"),
+        ('timezone = "Europe/Berlin"', 'timezone = "UTC"', "timezone"),
+        ('timezone = "Europe/Berlin"\n', "", "timezone"),
+        ('other = "south"', 'other = "north"', "other"),
+        ('other = "south"\n', "", "other"),
+    ],
+)
+def test_who_when_and_where_an_event_counts_belong_to_the_stream(
+    gates: Path, old: str, new: str, name: str
+) -> None:
+    change(gates, 'keys = ["north", "south"]', 'keys = ["north", "south"]\nother = "south"')
+    change(gates, 'key = "gate"', 'key = "gate"\nunit = "who"\ntimezone = "Europe/Berlin"')
+    change(gates, "epsilon = 1.0", 'unit = "person"\nparticipations = 3\nepsilon = 1.0')
+    spec = load_config(gates / "run.toml").spec
+    store = open_ledger(gates / "state.sqlite")
+    store.create_scope(spec.scope)
+    opened = store.open_stream(spec.record(), spec.charge())
+    store.close()
+    assert spec.changes(opened) == ()
+    change(gates, old, new)
+    changed = load_config(gates / "run.toml").spec
+    assert changed.changes(opened) == (name,)
+    with pytest.raises(InvalidParameter, match=name):
+        changed.require_same(opened)
+    # an incarnation from before these were recorded goes on: what it was opened with cannot be known
+    first = {key: value for key, value in opened.descriptor.items() if key not in SINCE_VERSION_2}
+    older = replace(opened, descriptor={**first, "version": 1})
+    assert changed.changes(older) == ()
+    assert replace(changed, tick_ms=1800).changes(older) == ("tick_ms",)
+
+
+def test_ticks_beyond_the_declared_horizon_need_an_extension_in_the_ledger(gates: Path, cli: Cli) -> None:
+    change(gates, "epsilon = 1.0", "mu = 0.2\nslack_horizon = 6")
+    change(gates, "[output]", '[budget]\nscope = "wide"\nepsilon_cap = 2.0\n\n[output]')
+    assert cli("run", "-c", gates / "run.toml")[0] == 0
+    change(gates, "end = 2024-01-01T06:00:00Z", "end = 2024-01-01T08:00:00Z")
+    code, _, error = cli("run", "-c", gates / "run.toml", "--resume")
+    assert (code, "slack_horizon" in error, "extend-horizon" in error) == (2, True, True)
+    assert cli("ledger", "extend-horizon", gates / "state.sqlite", "gates", "--to", 7)[0] == 0
+    assert cli("check-config", "-c", gates / "run.toml")[0] == 2
+    assert cli("ledger", "extend-horizon", gates / "state.sqlite", "gates", "--to", 9)[0] == 0
+    code, out, error = cli("check-config", "-c", gates / "run.toml", "--against", gates / "state.sqlite")
+    assert (code, "without a new charge" in out) == (0, True), error
+    assert cli("run", "-c", gates / "run.toml", "--resume")[0] == 0
+    lines = (gates / "releases.jsonl").read_bytes().splitlines()
+    assert len(lines) == 1 + 2 * 8
+    assert cli("ledger", "publish", gates / "state.sqlite", "gates", "--to", gates / "again.jsonl")[0] == 0
+    assert (gates / "again.jsonl").read_bytes().splitlines() == lines
+
+
 @pytest.mark.parametrize(("name", "stderr"), [("departures-by-carrier", 20.53), ("aircraft-active", 85.88)])
 def test_examples_are_valid_and_cost_what_the_docs_say(name: str, stderr: float) -> None:
     config = load_config(REPOSITORY / "examples" / f"{name}.toml")
@@ -201,7 +257,8 @@ def test_examples_are_valid_and_cost_what_the_docs_say(name: str, stderr: float)
 def test_every_key_is_in_the_reference() -> None:
     reference = (REPOSITORY / "docs" / "reference-config.md").read_text()
     sources = [
-        REPOSITORY / "pipelines/evertally/pipelines" / name for name in ("config.py", "config_parts.py")
+        REPOSITORY / "pipelines/evertally/pipelines" / name
+        for name in ("config.py", "config_parts.py", "config_stream.py")
     ]
     asked = set()
     for source in sources:

@@ -6,25 +6,21 @@ Every path in it is relative to the file's own folder. docs/reference-config.md 
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from evertally.counters.contribution import ADJACENCIES
-from evertally.counters.grid import SLACK_HORIZON
-from evertally.errors import InvalidParameter, UnsupportedMechanism
+from evertally.accountants.budget.opening import open_ledger
 from evertally.pipelines.bounding import UnitBound
-from evertally.pipelines.config_parts import (
-    EVENT,
-    SourceConfig,
-    read_bound,
-    read_keys,
-    read_loss,
-    read_source,
-    read_ticks,
+from evertally.pipelines.config_parts import SourceConfig, read_keys, read_source, read_ticks
+from evertally.pipelines.config_stream import (
+    Declared,
+    EventFields,
+    load_declaration,
+    read_privacy,
+    stream_spec,
 )
-from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistakes
+from evertally.pipelines.config_table import ConfigTable, Mistakes
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid
 
@@ -68,23 +64,7 @@ def load_config(path: Path) -> RunConfig:
         InvalidConfig: with every mistake in it.
         InvalidParameter: the file cannot be read, or is no TOML.
     """
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidParameter("config", str(path), f"a readable file ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter("config", str(path), f"a TOML file in UTF-8 ({error})") from None
-    mistakes = Mistakes()
-    for name in data:
-        if name not in _TABLES:
-            mistakes.add(name, "an unknown table or key", "one of [" + "], [".join(_TABLES) + "]")
-    tables = {name: ConfigTable(name, data.get(name), mistakes) for name in _TABLES}
-    config = _assemble(tables, path.parent, mistakes)
-    for table in tables.values():
-        table.finish()
-    if config is None or mistakes.found:
-        raise InvalidConfig(str(path), tuple(mistakes.found))
-    return config
+    return load_declaration(path, _TABLES, _assemble)
 
 
 def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) -> RunConfig | None:
@@ -97,18 +77,8 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
             "stream.tick_s", f"{ticks.ticks} ticks x {len(keys)} keys", f"at most {_CELLS_MAX} releases"
         )
 
-    unit = privacy.text("unit", "event, or what a unit is, for example person", required=False) or EVENT
-    clip = privacy.integer("clip", low=1, high=2**40) or 1
-    lower = privacy.integer("lower", low=-(2**40), high=0) or 0
-    if lower not in (0, -clip):
-        mistakes.add("privacy.lower", lower, f"0, or {-clip} (the negative of clip)")
-        lower = 0
-    bound = read_bound(privacy, unit, mistakes)
-    adjacency = privacy.choice("adjacency", ADJACENCIES, "add-remove")
-    mechanism = privacy.text("mechanism", "a mechanism id", required=False) or "rational:W32"
-    horizon = privacy.integer("slack_horizon", low=1, high=2**50) or SLACK_HORIZON
-    loss = read_loss(privacy, tables["budget"], name, unit, adjacency, mistakes)
-    source = read_source(tables["source"], folder, unit, (lower, clip), mistakes)
+    terms = read_privacy(privacy, tables["budget"], name, mistakes)
+    source = read_source(tables["source"], folder, terms.unit, (terms.lower, terms.clip), mistakes)
 
     releases = _place(output.text("releases", "the file that releases are appended to"), folder)
     letters = _place(output.text("dead_letters", "a file for refused lines", required=False), folder)
@@ -117,40 +87,42 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
     if letters is None and releases is not None:
         letters = releases.with_name(releases.name + ".dead-letters.jsonl")
     _check_distinct((releases, letters, ledger, key_file, _path_of(source)), mistakes)
-    if mistakes.found or not (name and keys and ticks and loss and source):
+    if mistakes.found or not (name and keys and ticks and source):
         return None
     if not (releases and letters and ledger and key_file):
         return None
-    limits = bound or UnitBound(1, 1, 1)
-    value = source.fields.value
-    try:
-        spec = mistakes.attempt(
-            lambda: StreamSpec(
-                name=name,
-                keys=keys,
-                start_ms=ticks.start_ms,
-                tick_ms=ticks.tick_ms,
-                scope=loss.scope,
-                mechanism=mechanism,
-                clip=clip,
-                lower=lower,
-                participations=limits.participations,
-                min_separation=limits.min_separation,
-                per_tick=limits.per_tick,
-                mu=loss.mu,
-                slack_horizon=horizon,
-                value_unit="events" if value is None else f"{source.values.unit} {value}",
-            ),
-            "privacy.",
-        )
-    except UnsupportedMechanism as error:
-        mistakes.add("privacy.mechanism", mechanism, str(error))
-        return None
+    fields = source.fields
+    value = None if fields.value is None else (fields.value, source.values.unit)
+    spec = stream_spec(
+        Declared(name, keys, ticks.start_ms, ticks.tick_ms),
+        terms,
+        EventFields(fields.unit, source.timezone, other, value),
+        mistakes,
+    )
     if spec is None:
         return None
-    if ticks.ticks > spec.grid.slack_horizon:
-        mistakes.add("privacy.slack_horizon", spec.grid.slack_horizon, f"at least the {ticks.ticks} ticks")
-    return RunConfig(spec, ticks, source, other, bound, releases, letters, ledger, key_file)
+    _check_horizon(spec, ticks, ledger, mistakes)
+    return RunConfig(spec, ticks, source, other, terms.bound, releases, letters, ledger, key_file)
+
+
+def _check_horizon(spec: StreamSpec, ticks: TickGrid, ledger: Path, mistakes: Mistakes) -> None:
+    """Refuse ticks that nobody has paid for: neither the declared horizon nor an extension in the ledger."""
+    paid = spec.grid.slack_horizon
+    if ticks.ticks <= paid:
+        return
+    if ledger.is_file():
+        store = open_ledger(ledger, create=False)
+        try:
+            opened = store.find_stream(spec.name)
+        finally:
+            store.close()
+        paid = max(paid, (opened.slack_horizon or 0) if opened is not None else 0)
+    if ticks.ticks > paid:
+        mistakes.add(
+            "privacy.slack_horizon",
+            paid,
+            f"at least {ticks.ticks} ticks; `evertally ledger extend-horizon` pays for a running stream",
+        )
 
 
 def _place(text: str | None, folder: Path) -> Path | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Iterator
 from typing import Final, NoReturn, Self
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, Receipt, ReleaseRow
@@ -22,12 +21,13 @@ from evertally.counters.snapshot import frame, unframe
 from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.keyfile import KeyFile
-from evertally.pipelines.releases import Release, StreamHeader
+from evertally.pipelines.outbox import release_lines
+from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.sealing import Sealer
 from evertally.pipelines.sinks import Sink
 from evertally.pipelines.stream_spec import StreamSpec
 
-__all__ = ["Releaser"]
+__all__ = ["Releaser", "stored_positions"]
 
 _STATE_VERSION: Final = 1
 _CHAIN_BYTES: Final = 32
@@ -185,7 +185,7 @@ class Releaser:
         published = head.published_t
         while published < head.t:
             rows = self._store.releases(self._shard, published, _TICKS_A_PUBLICATION * len(self.keys))
-            mark = sink.append(self._lines(rows))
+            mark = sink.append(release_lines(self._opened, rows))
             published = rows[-1].t
             self._store.mark_published(self._shard, self._epoch, published, mark)
         return published - head.published_t
@@ -196,13 +196,8 @@ class Releaser:
             if head.t != 0:
                 raise IntegrityError("the ledger has released ticks without a sealed state")
             return
-        _, body = unframe(self._sealer.open(head.sealed, self._shard.shard, head.t), (_STATE_VERSION,))
-        if len(body) < _CHAIN_BYTES + 4:
-            raise IntegrityError("a sealed state is cut short")
-        (size,) = struct.unpack_from(">I", body, _CHAIN_BYTES)
-        at = _CHAIN_BYTES + 4
-        self._chain, self._positions = body[:_CHAIN_BYTES], body[at : at + size]
-        self._bank.load(body[at + size :])
+        self._chain, self._positions, bank = _open_state(self._sealer, self._shard.shard, head.t, head.sealed)
+        self._bank.load(bank)
         if self._bank.t != head.t:
             raise IntegrityError("the sealed state and the ledger's head are at different ticks")
 
@@ -264,22 +259,35 @@ class Releaser:
     def _follow(self, chain: bytes, t: int, row: list[int]) -> bytes:
         return hmac.digest(self._chain_key, chain + struct.pack(">Q", t) + pack_integers(row), "sha256")
 
-    def _lines(self, rows: list[ReleaseRow]) -> Iterator[bytes]:
-        names = dict(zip(self._indices, self.keys, strict=True))
-        for row in rows:
-            yield Release(
-                stream=self._spec.name,
-                key=names[row.key_index],
-                incarnation=self._opened.incarnation,
-                t=row.t,
-                tick_end_ms=row.tick_end_ms,
-                value=row.value,
-                stderr=float(row.stderr),
-                mechanism=self._spec.mechanism,
-            ).encode()
-
     def __repr__(self) -> str:
         return f"Releaser({self._shard}, next_tick={self.next_tick}, <secrets redacted>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a releaser does not pickle")
+
+
+def stored_positions(
+    store: LedgerStore, opened: OpenedStream, keyfile: KeyFile, shard: int
+) -> tuple[int, bytes]:
+    """Last released tick of a shard and the input positions sealed with it; (0, b"") before the first.
+
+    For who reads the input and does not release: the shard's releaser is not fenced.
+
+    Raises IntegrityError: the state does not open with this key file.
+    """
+    head = store.head(opened.shard(shard))
+    if head.sealed is None:
+        return head.t, b""
+    place = (opened.name, opened.stream_id, opened.incarnation)
+    sealer = Sealer(keyfile.derive("seal", *place), opened.name, opened.incarnation)
+    return head.t, _open_state(sealer, shard, head.t, head.sealed)[1]
+
+
+def _open_state(sealer: Sealer, shard: int, t: int, sealed: bytes) -> tuple[bytes, bytes, bytes]:
+    """Input chain, input positions and the bank's snapshot in a sealed state."""
+    _, body = unframe(sealer.open(sealed, shard, t), (_STATE_VERSION,))
+    if len(body) < _CHAIN_BYTES + 4:
+        raise IntegrityError("a sealed state is cut short")
+    (size,) = struct.unpack_from(">I", body, _CHAIN_BYTES)
+    at = _CHAIN_BYTES + 4
+    return body[:_CHAIN_BYTES], body[at : at + size], body[at + size :]

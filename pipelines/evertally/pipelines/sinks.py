@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from evertally.pipelines.releases import Release
 __all__ = ["FileSink", "Sink"]
 
 _TAIL_BYTES: Final = 1 << 17
+_AGAIN: Final = "`evertally ledger publish` writes it again"
 
 
 class Sink(Protocol):
@@ -60,6 +62,8 @@ class FileSink:
                     "output.releases", str(path), "a regular file, which can be cut and appended"
                 )
             self._file = os.fdopen(descriptor, "r+b")
+            # shared: fencing is the ledger's work; `publish_again` asks whether anyone has the file
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             sync_folder(path.parent)
         except OSError as error:
             raise InvalidParameter(
@@ -90,10 +94,12 @@ class FileSink:
         """Cut the file to `mark` bytes; a file that is shorter, or is not this stream's, is refused."""
         size = self._file.seek(0, os.SEEK_END)
         if size < mark:
-            raise IntegrityError(f"{self._path} is {size} bytes long, the ledger has published {mark}")
+            raise IntegrityError(
+                f"{self._path} is {size} bytes long, the ledger has published {mark}; {_AGAIN}"
+            )
         self._file.seek(0)
         if mark and self._file.read(len(self._header)) != self._header:
-            raise IntegrityError(f"{self._path} does not begin with the header of this stream")
+            raise IntegrityError(f"{self._path} does not begin with the header of this stream; {_AGAIN}")
         if mark == 0 and size and not self._begins_like_ours(size):
             raise InvalidParameter("output.releases", str(self._path), "a new file, or this stream's own")
         self._file.truncate(mark)

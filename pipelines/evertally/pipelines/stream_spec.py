@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from evertally.accountants.budget.amounts import NANO
 from evertally.accountants.budget.charges import ChargeRequest
@@ -21,10 +22,12 @@ from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.ticks import FIRST_MS, LAST_MS
 from evertally.validation import integer, one_of, positive_integer, positive_real
 
-__all__ = ["CLOSING_RULES", "StreamSpec"]
+__all__ = ["CLOSING_RULES", "StreamSpec", "header_of"]
 
+_PARAMETERS: Final = tuple(item.name for item in fields(CounterParameters) if item.name != "keys")
 CLOSING_RULES: Final = ("file", "arrival", "event-time")
-_DESCRIPTOR_VERSION: Final = 1
+_DESCRIPTOR_VERSION: Final = 2
+_SINCE_2: Final = ("unit_field", "timezone", "other", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ class StreamSpec:
         shards: releasers that share the keys.
         closing: one of CLOSING_RULES: how events find their tick.
         value_unit: what one count stands for, in words.
+        unit_field: the field that identifies the privacy unit, "" at event level.
+        timezone: IANA name of what a time stamp without an offset means, "" to refuse such.
+        other: the declared key that takes undeclared ones, "" to refuse those.
     """
 
     name: str
@@ -63,6 +69,9 @@ class StreamSpec:
     shards: int = 1
     closing: str = "file"
     value_unit: str = "events"
+    unit_field: str = ""
+    timezone: str = ""
+    other: str = ""
     _fitted: CounterParameters = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +148,9 @@ class StreamSpec:
             "keys": list(opened.keys),
             "shards": opened.shards,
         }
+        if theirs.get("version") == 1:  # it did not say these; what it was opened with cannot be known
+            mine = {key: value for key, value in mine.items() if key not in _SINCE_2}
+            del theirs["version"]
         return tuple(sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)))
 
     def require_same(self, opened: OpenedStream) -> None:
@@ -158,38 +170,14 @@ class StreamSpec:
 
     def header(self, incarnation: int) -> StreamHeader:
         """The public header that stands before the stream's releases."""
-        delta = float(self.scope.delta_cap)
-        grid = self.grid
-        return StreamHeader(
-            stream=self.name,
-            incarnation=incarnation,
-            keys=self.keys,
-            start_ms=self.start_ms,
-            tick_ms=self.tick_ms,
-            mechanism=self.mechanism,
-            unit=self.scope.unit,
-            adjacency=self.scope.adjacency,
-            mu=grid.mu,
-            epsilon=self.epsilon(grid.mu),
-            delta=delta,
-            sigma=grid.sigma,
-            clip=self.clip,
-            lower=self.lower,
-            participations=self.participations,
-            min_separation=self.min_separation,
-            per_tick=self.per_tick,
-            slack_horizon=grid.slack_horizon,
-        )
+        return _header(self.name, incarnation, self.keys, self.scope, self._descriptor())
 
     def epsilon(self, mu: float) -> float:
         """Epsilon at the scope's delta of lines that lose `mu` together, their own small deltas included.
 
         What the scope has admitted never loses more than its cap.
         """
-        own = float(self.scope.delta_cap) - float(self.scope.delta_lines or 0)
-        if own <= 0:
-            raise IntegrityError("a scope's delta parts do not fit its cap")
-        return min(float(self.scope.epsilon_cap), gaussian_epsilon(own, mu))
+        return _epsilon(self.scope, mu)
 
     def _descriptor(self) -> dict[str, object]:
         p = self._fitted
@@ -199,6 +187,9 @@ class StreamSpec:
             "tick_ms": self.tick_ms,
             "closing": self.closing,
             "value_unit": self.value_unit,
+            "unit_field": self.unit_field,
+            "timezone": self.timezone,
+            "other": self.other,
             "scope": self.scope.name,
             "unit": self.scope.unit,
             "adjacency": self.scope.adjacency,
@@ -211,3 +202,42 @@ class StreamSpec:
             "per_tick": p.per_tick,
             "slack_horizon": p.slack_horizon,
         }
+
+
+def header_of(opened: OpenedStream, scope: Scope) -> StreamHeader:
+    """The same header, from what the ledger holds alone."""
+    return _header(opened.name, opened.incarnation, opened.keys, scope, opened.descriptor)
+
+
+def _header(
+    name: str, incarnation: int, keys: tuple[str, ...], scope: Scope, descriptor: Mapping[str, Any]
+) -> StreamHeader:
+    parameters = CounterParameters(keys=len(keys), **{name: descriptor[name] for name in _PARAMETERS})
+    grid = counter_grid(parameters, scope)
+    return StreamHeader(
+        stream=name,
+        incarnation=incarnation,
+        keys=keys,
+        start_ms=descriptor["start_ms"],
+        tick_ms=descriptor["tick_ms"],
+        mechanism=parameters.mechanism,
+        unit=scope.unit,
+        adjacency=scope.adjacency,
+        mu=grid.mu,
+        epsilon=_epsilon(scope, grid.mu),
+        delta=float(scope.delta_cap),
+        sigma=grid.sigma,
+        clip=parameters.clip,
+        lower=parameters.lower,
+        participations=parameters.participations,
+        min_separation=parameters.min_separation,
+        per_tick=parameters.per_tick,
+        slack_horizon=grid.slack_horizon,
+    )
+
+
+def _epsilon(scope: Scope, mu: float) -> float:
+    own = float(scope.delta_cap) - float(scope.delta_lines or 0)
+    if own <= 0:
+        raise IntegrityError("a scope's delta parts do not fit its cap")
+    return min(float(scope.epsilon_cap), gaussian_epsilon(own, mu))

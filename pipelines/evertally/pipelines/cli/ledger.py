@@ -1,4 +1,4 @@
-"""`evertally ledger verify`, `show` and `extend-horizon`: what a holder of the ledger may see and buy.
+"""`evertally ledger verify`, `show`, `publish` and `extend-horizon`: what a ledger's holder may see and do.
 
 All read public rows only. Sealed states are neither opened nor printed, not even their length.
 """
@@ -148,6 +148,46 @@ def extend_horizon(
         f"{receipt.delta} atto-delta for ticks {opened.slack_horizon} to {ticks} of {stream}, incarnation "
         f"{opened.incarnation}; scope {opened.scope} has {status.remaining} {status.scope.main_unit} left"
     )
+
+
+@app.command()
+def publish(
+    location: Location,
+    stream: Annotated[str, typer.Argument(help="Name of the stream.")],
+    to: Annotated[Path, typer.Option("--to", help="The releases file to write, JSON lines.")],
+    key_file: KeyFile = None,
+    incarnation: Annotated[
+        int | None, typer.Option("--incarnation", help="Which incarnation; the latest by default.")
+    ] = None,
+    shard: Annotated[int, typer.Option("--shard", help="Whose keys, where a stream has several shards.")] = 0,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also replace a file that says something else than the ledger.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a lost, torn or changed releases file again from the ledger, byte for byte; nothing is charged.
+
+    Refused with exit code 4 where the file holds a later tick than the ledger (an older ledger was put
+    back), and with 5 while a running releaser has the file open.
+    """
+    from evertally.pipelines.outbox import publish_again
+
+    ledger = _open(location, key_file)
+    try:
+        opened = ledger.find_stream(stream, incarnation)
+        if opened is None:
+            raise InvalidParameter("stream", stream, "a stream in this ledger")
+        done = publish_again(ledger, opened, to, shard=shard, replace=replace)
+    except EvertallyError as error:
+        raise _exit(error) from None
+    finally:
+        ledger.close()
+    if as_json:
+        said = {"stream": stream, "incarnation": opened.incarnation, "t": done.t, "written": done.written}
+        print(json.dumps({"ok": True, **said, "releases": str(to)}))
+        return
+    what = "is written again" if done.written else "was whole"
+    print(f"{to} {what}: {stream}, incarnation {opened.incarnation}, ticks 1 to {done.t}")
 
 
 def _open(location: str, key_file: Path | None) -> LedgerStore:
