@@ -1,7 +1,10 @@
 -- The exporter's role: it may select the public columns of a ledger and nothing else.
--- Run it once as the owner of the ledger's tables, after the first service or worker has made them, and
+-- Run it (again does no harm) as the owner of the ledger's tables, after the first service or worker has made them, and
 -- give the role a password or a certificate of your own: ALTER ROLE evertally_exporter PASSWORD '...';
-CREATE ROLE evertally_exporter LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE CONNECTION LIMIT 5;
+DO $$ BEGIN
+  CREATE ROLE evertally_exporter LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE CONNECTION LIMIT 5;
+EXCEPTION WHEN duplicate_object THEN NULL;
+END $$;
 ALTER ROLE evertally_exporter SET default_transaction_read_only = on;
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 GRANT USAGE ON SCHEMA public TO evertally_exporter;
