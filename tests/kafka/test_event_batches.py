@@ -19,10 +19,10 @@ from evertally.accountants.budget.scopes import Scope
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import ValueRule
+from evertally.pipelines.json_values import decode_json
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.avro_values import AvroDecoder
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
-from evertally.pipelines.kafka.json_values import decode_json
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
 

@@ -97,6 +97,7 @@ def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
         (("delta = 1e-6", "delta = 1e-6\nclip = 0"), "privacy.clip"),
         (("tick_s = 10", "tick_s = 0.01"), "stream.tick_s"),
         (("tick_s = 10", "tick_s = 10\nshards = 3"), "privacy.shards"),
+        (('["north", "other"]', json.dumps(["other", *map(str, range(50_000))])), "kafka.max_request_bytes"),
         (("[kafka]", "[select]\nslots = 5\nthreshold = 2\nmu = 0.1\n[kafka]"), "select.line.threshold"),
         (("[kafka]", "[select]\nslots = 5\nthreshold = 9000\nmu = 0.5\n[kafka]"), "select.mu"),
         (

@@ -20,8 +20,8 @@ from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef, opened
 from evertally.pipelines.clock import AnchoredClock, Clock
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
+from evertally.pipelines.json_values import Number, decode_json, numbers, texts
 from evertally.pipelines.kafka.aggregation import TickRule
-from evertally.pipelines.kafka.json_values import Number, decode_json, numbers, texts
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.kafka.unit_events import unit_numbers
 from evertally.pipelines.ticks import TickGrid

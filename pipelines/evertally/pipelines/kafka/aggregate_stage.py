@@ -237,7 +237,10 @@ class AggregateStage:
     def _make_reader(self) -> EventReader:
         config = self._config
         names = None if self._bindings is None else self._bindings.names(config.spec.keys)
-        return EventReader(config.spec, config.source, config.rule, config.other, self._number_unit, names)
+        return EventReader(
+            *(config.spec, config.source, config.rule, config.other, self._number_unit, names),
+            paid_horizon=self._context.opened.slack_horizon,
+        )
 
     def _dirty(self) -> bool:
         return any(tally.dirty() for tally in self._tallies.values())

@@ -18,7 +18,7 @@ import fastavro
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.kafka.json_values import Number
+from evertally.pipelines.json_values import Number
 
 __all__ = ["AvroDecoder"]
 

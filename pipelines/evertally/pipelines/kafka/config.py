@@ -261,7 +261,7 @@ def _worker(
         mistakes.add(
             "kafka.max_request_bytes",
             request_bytes,
-            f"room for the sums of {largest} keys ({sums_bytes(largest) + _RECORD_BYTES} bytes), or more shards",
+            f"{sums_bytes(largest) + _RECORD_BYTES}: room for the sums of {largest} keys; or more shards",
         )
     if not ledger.startswith(("postgresql://", "postgres://")):
         ledger = str(folder / ledger)

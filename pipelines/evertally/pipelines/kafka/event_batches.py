@@ -12,9 +12,9 @@ import numpy as np
 
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
+from evertally.pipelines.json_values import decode_json, numbers, texts
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.avro_values import AvroDecoder
-from evertally.pipelines.kafka.json_values import decode_json, numbers, texts
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid
@@ -36,6 +36,7 @@ class EventReader:
         other: the declared key that takes undeclared ones.
         number_unit: number of a privacy unit, in [0, 2^62).
         names: what each declared position is called in events, where slots stand for selected keys.
+        paid_horizon: last tick the ledger has a charge for, where it was extended; the spec's for None.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class EventReader:
         other: str | None,
         number_unit: Callable[[str], int],
         names: Sequence[str] | None = None,
+        paid_horizon: int | None = None,
     ) -> None:
-        grid = TickGrid(rule.start_ms, rule.tick_ms, spec.grid.slack_horizon)
+        grid = TickGrid(rule.start_ms, rule.tick_ms, paid_horizon or spec.grid.slack_horizon)
         self._source: Final = source
         self._rule: Final = rule
         keys = spec.keys if names is None else tuple(names)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import Field, Mark, RawBatch, Refusal
+from evertally.pipelines.events import RawBatch, Refusal
+from evertally.pipelines.json_values import numbers, object_or_reason, objects_of_lines, scan, texts
 from evertally.pipelines.local.csv_source import FieldNames
 from evertally.pipelines.local.lines import MAX_LINE_BYTES, LineBlock, LineReader
 
 __all__ = ["JsonLinesSource"]
 
-
-class _Number(str):
-    """The text of a JSON number that is not an integer: no digit of it is lost to a float."""
-
-    __slots__ = ()
-
-
-_DECODER: Final = json.JSONDecoder(parse_float=_Number, parse_constant=_Number)
-_Scan = Callable[[str, int], tuple[Any, int]]
-_SCAN: Final[_Scan] = _DECODER.scan_once  # type: ignore[attr-defined]  # typeshed leaves it out
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -47,20 +37,20 @@ class JsonLinesSource:
         if block.first_line == 1:
             lines = [lines[0].removeprefix(_BOM), *lines[1:]]
         objects = _whole_block(lines)
-        numbers: Sequence[int] | None = None
+        kept: Sequence[int] | None = None
         refused: list[Refusal] = []
         if objects is None:
-            objects, numbers, refused = _line_by_line(block, lines)
+            objects, kept, refused = _line_by_line(block, lines)
 
         def position(row: int) -> tuple[int, int]:
-            return block.position(row if numbers is None else numbers[row])
+            return block.position(row if kept is None else kept[row])
 
         names = self._fields
         return RawBatch(
-            _texts([item.get(names.timestamp) for item in objects]),
-            _texts([item.get(names.key) for item in objects]),
-            None if names.value is None else _numbers([item.get(names.value) for item in objects]),
-            None if names.unit is None else _texts([item.get(names.unit) for item in objects]),
+            texts([item.get(names.timestamp) for item in objects]),
+            texts([item.get(names.key) for item in objects]),
+            None if names.value is None else numbers([item.get(names.value) for item in objects]),
+            None if names.unit is None else texts([item.get(names.unit) for item in objects]),
             position,
             refused,
         )
@@ -72,16 +62,10 @@ def _whole_block(lines: list[bytes]) -> list[dict[str, Any]] | None:
         return None
     if (flat := _flat_block(b",\n".join(lines), len(lines))) is not None:
         return flat
-    scan, objects = _SCAN, []
     try:
-        for line in b"\n".join(lines).decode().split("\n"):
-            item, end = scan(line, 0)
-            if end != len(line) or item.__class__ is not dict:
-                return None
-            objects.append(item)
-    except (ValueError, StopIteration, RecursionError):
+        return objects_of_lines(b"\n".join(lines).decode().split("\n"))
+    except UnicodeDecodeError:
         return None
-    return objects
 
 
 def _flat_block(joined: bytes, rows: int) -> list[dict[str, Any]] | None:
@@ -94,7 +78,7 @@ def _flat_block(joined: bytes, rows: int) -> list[dict[str, Any]] | None:
         return None
     try:
         text = f"[{joined.decode()}]"
-        objects, end = _SCAN(text, 0)
+        objects, end = scan(text, 0)
     except (ValueError, StopIteration, RecursionError):
         return None
     return objects if end == len(text) and len(objects) == rows else None
@@ -105,53 +89,15 @@ def _line_by_line(
 ) -> tuple[list[dict[str, Any]], list[int], list[Refusal]]:
     """The meaning of a block: each line on its own. `_whole_block` is only a faster way there."""
     objects: list[dict[str, Any]] = []
-    numbers: list[int] = []
+    kept: list[int] = []
     refused: list[Refusal] = []
     for number, line in enumerate(lines):
         if not line.strip(b" \t\r"):
             continue
-        item = _object_or_reason(line)
+        item = object_or_reason(line, MAX_LINE_BYTES)
         if isinstance(item, Reason):
             refused.append((*block.position(number), item))
         else:
             objects.append(item)
-            numbers.append(number)
-    return objects, numbers, refused
-
-
-def _object_or_reason(line: bytes) -> dict[str, Any] | Reason:
-    if len(line) > MAX_LINE_BYTES:
-        return Reason.LINE_TOO_LONG
-    try:
-        item = _DECODER.decode(line.decode())
-    except UnicodeDecodeError:
-        return Reason.NOT_UTF8
-    except (ValueError, RecursionError):  # deep nesting and integers of thousands of digits included
-        return Reason.MALFORMED
-    return item if isinstance(item, dict) else Reason.MALFORMED
-
-
-def _texts(items: list[Any]) -> Sequence[Field]:
-    """Names and times: strings, or integers as their digits."""
-    if set(map(type, items)) <= {str}:
-        return items
-    return [item if type(item) is str else _text(item) for item in items]
-
-
-def _text(item: object) -> Field:
-    if item is None:
-        return Mark.MISSING
-    return str(item) if type(item) is int else Mark.WRONG_TYPE
-
-
-def _numbers(items: list[Any]) -> Sequence[Field]:
-    """Values: JSON numbers as their text; a string is not a number."""
-    return [_number(item) for item in items]
-
-
-def _number(item: object) -> Field:
-    if type(item) is int:
-        return str(item)
-    if type(item) is _Number:
-        return str(item)
-    return Mark.MISSING if item is None else Mark.WRONG_TYPE
+            kept.append(number)
+    return objects, kept, refused

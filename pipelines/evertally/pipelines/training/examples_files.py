@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.dead_letters import DeadLetterFile, Reason
-from evertally.pipelines.kafka.json_values import decode_json
+from evertally.pipelines.json_values import decode_json
 from evertally.pipelines.local.lines import MAX_LINE_BYTES, LineReader
 from evertally.pipelines.training.examples import ExampleBlock, ExampleForm, Range
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable
 from evertally.pipelines.dead_letters import DeadLetterFile, Reason
+from evertally.pipelines.json_values import decode_json
 from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
-from evertally.pipelines.kafka.json_values import decode_json
 from evertally.pipelines.training.examples import ExampleBlock, ExampleForm, Range
 
 __all__ = ["KafkaExamples"]
