@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "plot": _Entry("plot", "plot", "Draw a releases file: totals with error bands, and the standard error."),
     "worker": _Entry("worker", "worker", "Count a Kafka topic and release noisy totals, exactly once."),
     "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
+    "flink": _Entry("flink_command", "app", "Aggregate on a Flink cluster: submit and stop its job."),
     "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
     "account": _Entry(
         "account", "account", "Epsilon or delta of a matrix mechanism, from every valid bound."

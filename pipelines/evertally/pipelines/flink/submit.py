@@ -1,0 +1,218 @@
+"""Start the job: the stream is opened and paid for here, on a host that may see ledger and key file.
+
+The cluster never sees either. It gets public parameters in the job's graph, and the aggregation keys as
+a file whose path it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from evertally.errors import InvalidParameter, ServiceUnavailable
+from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.flink.distribution import environment, fetch_connector, flink_home
+from evertally.pipelines.flink.parameters import check_supported
+from evertally.pipelines.flink.rest import FlinkRest
+from evertally.pipelines.kafka.aggregation import OpenTick
+from evertally.pipelines.kafka.broker import TopicPartition, translated
+from evertally.pipelines.kafka.config import WorkerConfig
+from evertally.pipelines.kafka.context import StreamContext
+from evertally.pipelines.kafka.sealed_records import Place
+from evertally.pipelines.kafka.start import settle_first_offsets
+from evertally.pipelines.kafka.topics import check_topics
+
+__all__ = ["Cluster", "Start", "job_name", "newest_checkpoint", "submit"]
+
+_LOG: Final = logging.getLogger(__name__)
+_SUBMITTED: Final = re.compile(r"submitted with JobID ([0-9a-f]{32})")
+_CLIENT_TIMEOUT_S: Final = 300
+_LOG_LIMIT: Final = 6000
+_LAST_RECORDS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where jobs run.
+
+    Attributes:
+        jobmanager: "host:port" of its REST interface.
+        conf: Flink's conf folder for the client; None for the one beside the distribution.
+        python: the interpreter with PyFlink and evertally on the workers; None for this one.
+        connector: the Kafka connector's jar; None to fetch it.
+    """
+
+    jobmanager: str
+    conf: Path | None = None
+    python: Path | None = None
+    connector: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a job starts.
+
+    Attributes:
+        start_from: where to begin at the very first start; None later.
+        restore: a savepoint, a checkpoint, or a folder with checkpoints; None to begin.
+        parallelism: of all operators but the sinks.
+        checkpoint_ms: interval of checkpoints.
+        keys_path: where to write the aggregation keys; None for beside the key file.
+        workers_keys_path: where the workers find them; None for the same path.
+    """
+
+    start_from: str | None = None
+    restore: str | None = None
+    parallelism: int = 1
+    checkpoint_ms: int = 1000
+    keys_path: Path | None = None
+    workers_keys_path: Path | None = None
+
+
+def job_name(config: WorkerConfig) -> str:
+    """The job's name on the cluster."""
+    return f"evertally {config.spec.name}"
+
+
+def submit(config_path: Path, config: WorkerConfig, cluster: Cluster, start: Start) -> str:
+    """Open the stream, write the aggregation keys, start the job; returns its id.
+
+    Raises:
+        InvalidParameter: a first start without a place to begin, a later one without a state to restore,
+            a job of the stream that runs already.
+        IntegrityError: the topics know the stream and the ledger does not.
+        BudgetExceeded: the scope does not admit the charge.
+        ServiceUnavailable: no JobManager, or it refused the job.
+    """
+    check_supported(config)
+    rest = FlinkRest(cluster.jobmanager)
+    running = rest.live_jobs(job_name(config))
+    if running:
+        raise InvalidParameter("--jobmanager", f"job {running[0]} runs", "a stream without a running job")
+    context = _open(config, start)
+    try:
+        keys_path = start.keys_path or config.key_file.with_name(config.key_file.name + ".aggregation")
+        AggregationKeys.derive(context.key_file, context.opened).write(keys_path)
+        fields = {
+            "config": str(config_path.resolve()),
+            "keys": str((start.workers_keys_path or keys_path).absolute()),
+            "life": context.life,
+            "incarnation": context.opened.incarnation,
+            "shard_of": context.shard_of(),
+            "name": job_name(config),
+            "parallelism": start.parallelism,
+            "checkpoint_ms": start.checkpoint_ms,
+        }
+    finally:
+        context.store.close()
+    return _run_client(cluster, start, fields)
+
+
+def newest_checkpoint(place: str) -> str:
+    """The complete checkpoint to restore: `place` itself, or the newest below a local folder.
+
+    A checkpoint that is older than the job's last one repeats closings; the releaser refuses those.
+    """
+    folder = Path(place.removeprefix("file://").removeprefix("file:"))
+    if not folder.is_dir() or (folder / "_metadata").exists():
+        return place
+    found = sorted(folder.glob("**/chk-*/_metadata"), key=lambda file: file.stat().st_mtime_ns)
+    if not found:
+        raise InvalidParameter("--restore", place, "a savepoint, or a folder with a complete checkpoint")
+    return found[-1].parent.absolute().as_uri()
+
+
+def _open(config: WorkerConfig, start: Start) -> StreamContext:
+    topics = config.topics
+    partitions = check_topics(
+        config.broker,
+        topics,
+        shards=config.spec.shards,
+        by_unit=config.bound is not None,
+        max_request_bytes=config.max_request_bytes,
+    )
+    places = _last_places(config)
+    may_begin = start.start_from is not None
+    context = StreamContext.open(config, partitions, begun=bool(places), may_begin=may_begin)
+    try:
+        incarnation = context.opened.incarnation
+        begun = any((place.life, place.incarnation) == (context.life, incarnation) for place in places)
+        if start.restore is not None:
+            if may_begin:
+                raise InvalidParameter("--from", start.start_from, "no --from with --restore")
+            return context
+        if begun:
+            raise InvalidParameter(
+                "--restore",
+                None,
+                "a savepoint or the last checkpoint: the stream has begun, and a job without its state "
+                "would count events again or lose them",
+            )
+        settle_first_offsets(
+            config.broker,
+            f"{topics.prefix}.flink-{incarnation}",
+            topics.events,
+            partitions.events,
+            start.start_from,
+            OpenTick(context.life, incarnation, 1),
+            begun=False,
+        )
+    except BaseException:
+        context.store.close()
+        raise
+    return context
+
+
+def _last_places(config: WorkerConfig) -> list[Place]:
+    """Places of the last closings of every shard."""
+    reader = config.broker.reader()
+    found = []
+    try:
+        with translated():
+            shards = [TopicPartition(config.topics.closed, shard) for shard in range(config.spec.shards)]
+            beginnings, ends = reader.beginning_offsets(shards), reader.end_offsets(shards)
+            for place in shards:
+                reader.assign([place])
+                reader.seek(place, max(beginnings[place], ends[place] - _LAST_RECORDS))
+                while reader.position(place) < ends[place]:
+                    records = reader.poll(timeout_ms=1000).get(place, [])
+                    found += [Place.decode(record.key) for record in records]
+    finally:
+        reader.close(autocommit=False)
+    return found
+
+
+def _run_client(cluster: Cluster, start: Start, fields: dict[str, object]) -> str:
+    home = flink_home()
+    conf = cluster.conf or Path(os.environ.get("FLINK_CONF_DIR") or home / "conf")
+    python = str(cluster.python or sys.executable)
+    with tempfile.TemporaryDirectory() as folder:
+        description = Path(folder) / "job.json"
+        description.write_text(json.dumps(fields), "utf-8")
+        words = ["bash", str(home / "bin" / "flink"), "run", "-d", "-m", cluster.jobmanager]
+        if start.restore is not None:
+            words += ["-s", newest_checkpoint(start.restore)]
+        words += ["-j", str(cluster.connector or fetch_connector()), "-pyexec", python]
+        words += ["-pyclientexec", sys.executable, "-py", str(Path(__file__).with_name("main.py"))]
+        words.append(str(description))
+        done = subprocess.run(
+            words,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_CLIENT_TIMEOUT_S,
+            env=environment(home, conf, Path(folder)),
+        )
+    submitted = _SUBMITTED.search(done.stdout)
+    if done.returncode != 0 or submitted is None:
+        _LOG.debug("%s", done.stderr)
+        raise ServiceUnavailable(f"the job was not accepted: {(done.stdout + done.stderr)[-_LOG_LIMIT:]}")
+    return submitted[1]
