@@ -57,7 +57,7 @@ def stack(image_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with said.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, str(ROOT / "deploy" / "stack" / "stack.py"), "--program", str(image_program),
-             "--json", "--quick", "--tick-s", "1", "--rate", "0", "--clip", "1000000000000",
+             "--json", "--quick", "--tick-s", "1", "--rate", "0", "--clip", "100000000",
              "--log-level", "debug"],
             stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
         )  # fmt: skip

@@ -62,13 +62,15 @@ class RunningStack:
                 return labels
         return None
 
-    def send(self, events: Iterable[dict[str, Any] | bytes], pause_s: float = 0.0) -> None:
-        """Send events to the input topic."""
-        producer = KafkaProducer(bootstrap_servers=self.addresses["kafka"], acks="all", metrics_enabled=False)
+    def send(self, events: Iterable[dict[str, Any] | bytes]) -> None:
+        """Send events to the input topic; returns when all are acknowledged."""
+        producer = KafkaProducer(
+            bootstrap_servers=self.addresses["kafka"], acks="all", linger_ms=5, metrics_enabled=False
+        )
         for number, event in enumerate(events):
             value = event if isinstance(event, bytes) else json.dumps(event).encode()
-            producer.send("visits.raw", value, partition=number % 2).get(timeout=60)
-            time.sleep(pause_s)
+            producer.send("visits.raw", value, partition=number % 2)
+        producer.flush()
         producer.close()
 
     def token(self) -> str:
