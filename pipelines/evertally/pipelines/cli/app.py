@@ -40,6 +40,7 @@ _COMMANDS: Final = {
     "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
     "flink": _Entry("flink_command", "app", "Aggregate on a Flink cluster: submit and stop its job."),
     "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
+    "train": _Entry("train_command", "train", "Train a model under one lease: DP-KFC or DP-SGD."),
     "account": _Entry(
         "account", "account", "Epsilon or delta of a matrix mechanism, from every valid bound."
     ),

@@ -7,11 +7,11 @@ with the service's own lease table, so that both fence in one way.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from evertally.accountants.budget import book
 from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.charges import ChargeRequest
 from evertally.accountants.budget.client import LeaseGrant
@@ -146,8 +146,7 @@ class LocalBudget:
         self._ledger.close()
 
     def _grant(self, lease: Any) -> LeaseGrant:
-        described = self._tables.read(lambda tx: book.line_of_charge(tx, lease.lease_id, _PRINCIPAL))
-        line = line_from_json(described)
+        line = line_from_json(json.loads(lease.body))  # written by `open_lease`
         if not isinstance(line, TrainingLine):
             raise IntegrityError("a lease is bound to a charge that is no training run")
         return LeaseGrant(
