@@ -5,10 +5,12 @@ RUN := .venv/bin
 DEV := .venv-dev/bin
 TRAIN := .venv-train/bin
 PRISM := $(HOME)/.cache/evertally/prism/2.77.0/prism
+# kubectl brings kustomize; where it is not installed, kustomize is built once, outside the checkout
+KUSTOMIZE := $(if $(shell command -v kubectl),,$(HOME)/.cache/evertally/kustomize/5.6.0/kustomize)
 PYTEST := $(DEV)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo kafka-demo test check soak lint format lock venv venv-dev train-venv flink-venv prism clean
+.PHONY: help demo kafka-demo stack test check soak lint lint-deploy format lock venv venv-dev train-venv flink-venv prism clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +46,9 @@ $(UV): bootstrap.lock
 $(PRISM): # the Go module proxy checks the module against Go's checksum database
 	GOBIN=$(dir $@) go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0
 
+$(HOME)/.cache/evertally/kustomize/5.6.0/kustomize:
+	GOBIN=$(dir $@) go install sigs.k8s.io/kustomize/kustomize/v5@v5.6.0
+
 venv: .venv/.ready ## install what a user runs, from hashes
 venv-dev: .venv-dev/.ready ## install what the tests need, from hashes
 
@@ -57,7 +62,10 @@ demo: .venv/.ready ## a year of New York departures, counted privately, with a p
 kafka-demo: .venv/.ready ## a broker, the departures at 1,000 times their speed, a worker, live totals (Java, Maven)
 	$(RUN)/python -m evertally.pipelines.kafka.demo
 
-test: lint .venv-train/.ready .venv-flink/.ready $(PRISM) ## everything this machine can run
+stack: .venv-dev/.ready ## Kafka, PostgreSQL, budget, worker, exporter, Prometheus, Alertmanager on loopback until Ctrl-C
+	$(DEV)/python deploy/stack/stack.py
+
+test: lint lint-deploy .venv-train/.ready .venv-flink/.ready $(PRISM) ## everything this machine can run
 	@status=0; \
 	$(TRAIN)/python -m pytest -m "train and not soak" tests/training || status=1; \
 	$(PYTEST) -m "not soak" || status=1; \
@@ -77,6 +85,9 @@ lint: .venv-dev/.ready ## ruff and mypy --strict
 	$(DEV)/ruff format --check .
 	$(DEV)/mypy counters/evertally accountants/evertally pipelines/evertally tests
 
+lint-deploy: .venv-dev/.ready $(KUSTOMIZE) ## Dockerfiles, compose, Kubernetes, Prometheus, dashboards, units: checked without any engine
+	$(DEV)/python deploy/lint.py
+
 format: .venv-dev/.ready ## rewrite to the house's format
 	$(DEV)/ruff check --fix --quiet . || true
 	$(DEV)/ruff format .
@@ -86,6 +97,8 @@ lock: $(UV) ## resolve the locks again
 	$(UV) pip compile pyproject.toml requirements-build.in --extra dev --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-dev.lock --python-version 3.11
 	$(UV) pip compile pyproject.toml requirements-build.in --extra dev-train --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-train.lock --python-version 3.11
 	$(UV) pip compile pyproject.toml requirements-build.in --extra flink --generate-hashes --no-annotate --no-header --quiet --upgrade -o requirements-flink.lock --python-version 3.11
+	$(UV) pip compile pyproject.toml requirements-build.in --extra postgres --generate-hashes --no-annotate --no-header --quiet --upgrade -c requirements-dev.lock -o deploy/images/requirements-service.lock --python-version 3.11
+	$(UV) pip compile pyproject.toml requirements-build.in --extra postgres --extra train --generate-hashes --no-annotate --no-header --quiet --upgrade -c requirements-train.lock -o deploy/images/requirements-training.lock --python-version 3.11
 
 clean: ## remove what the targets made
 	rm -rf .venv .venv-dev .venv-train .venv-flink .uv .mypy_cache .ruff_cache .pytest_cache
