@@ -87,7 +87,7 @@ class AdaptiveDiagonal:
     def _refresh(self, model: nn.Module, step: int) -> None:
         device = next(model.parameters()).device
         batches = [
-            moved(self._probe.batch(step, first, min(self._micro_batch, self._probes - first)), device)
+            moved(self._probe.batch(step, first, min(self._micro_batch, self._probes - first)), model)
             for first in range(0, self._probes, self._micro_batch)
         ]
         squares = {

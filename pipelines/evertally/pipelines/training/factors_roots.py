@@ -14,9 +14,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from evertally.pipelines.training.preconditioner_transforms import Spectrum
+
 __all__ = ["Damping", "InverseRoot", "inverse_root"]
 
 _ATTEMPTS: Final = 8
+_EPSILON: Final = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,13 @@ class InverseRoot:
         root: symmetric (d, d), or (d,) for a diagonal factor; None where the factor was unusable (identity).
         condition: largest over smallest eigenvalue of the root.
         smallest: smallest eigenvalue of the factor before damping (relative to the mean where so damped).
+        spectrum: the root's square in low rank, where at most half of the eigenvalues are not 0, else None.
     """
 
     root: Tensor | None
     condition: float
     smallest: float
+    spectrum: Spectrum | None = None
 
 
 def inverse_root(factor: Tensor, damping: Damping) -> InverseRoot:
@@ -80,10 +85,22 @@ def inverse_root(factor: Tensor, damping: Damping) -> InverseRoot:
             matrix = matrix + gamma * torch.eye(len(matrix), dtype=torch.float64)
             gamma *= 2.0
             continue
-        shifted = values.clamp(min=0.0) + damping.gamma
+        # what rounding left of a zero is a zero, for the root and for its low-rank form alike
+        values = torch.where(values > len(values) * _EPSILON * values[-1], values, 0.0)
+        shifted = values + damping.gamma
         root = (vectors * shifted.rsqrt()) @ vectors.T
-        return InverseRoot((root + root.T) / 2, _condition(shifted), float(values[0]))
+        spectrum = _spectrum(values, vectors, damping.gamma)
+        return InverseRoot((root + root.T) / 2, _condition(shifted), float(values[0]), spectrum)
     return InverseRoot(None, 1.0, 0.0)
+
+
+def _spectrum(values: Tensor, vectors: Tensor, gamma: float) -> Spectrum | None:
+    kept = values > 0.0
+    if gamma == 0.0 or 2 * int(kept.sum()) > len(values):
+        return None
+    # 1/gamma - 1/(value + gamma), without a difference
+    drop = values[kept] / (gamma * (values[kept] + gamma))
+    return Spectrum(vectors[:, kept].contiguous(), drop, 1.0 / gamma)
 
 
 def _condition(shifted: Tensor) -> float:

@@ -24,7 +24,12 @@ from torch import Tensor
 from evertally.pipelines.training.ghost_plans import Plan, choose_plan, plan_memory
 from evertally.pipelines.training.layers import Kind, Layer
 from evertally.pipelines.training.layers_rows import Rows, normalised_input, positions, rows, token_rows
-from evertally.pipelines.training.preconditioner_transforms import Elementwise, Transform, multiply_right
+from evertally.pipelines.training.preconditioner_transforms import (
+    Elementwise,
+    Kronecker,
+    Transform,
+    multiply_right,
+)
 from evertally.pipelines.training.taps import Tap
 
 __all__ = ["Arithmetic", "Contribution", "contribution", "example_matrices"]
@@ -122,6 +127,18 @@ def _right(layer: Layer, transform: Transform, entered: Tensor) -> Tensor:
     return multiply_right(torch.cat([entered, one], dim=-1), right)
 
 
+def _squared_lengths(layer: Layer, transform: Kronecker, entered: Tensor) -> Tensor:
+    """|U_A a|^2 of vectors (examples, inputs)."""
+    spectrum = transform.spectrum
+    if spectrum is None:
+        return torch.square(_right(layer, transform, entered)).sum(dim=1)
+    size = layer.inputs
+    along, whole = entered @ spectrum.vectors[:size], torch.square(entered).sum(dim=1)
+    if layer.bias is not None:
+        along, whole = along + spectrum.vectors[size], whole + 1.0
+    return spectrum.floor * whole - torch.square(along) @ spectrum.drop
+
+
 def _matrices(layer: Layer, part: Rows) -> Tensor:
     """Raw gradient matrices (examples, rows, columns)."""
     weight = part.gradient.transpose(1, 2) @ part.entered
@@ -169,8 +186,8 @@ class _Outer:
                 if layer.bias is not None:
                     norms = norms + turned[:, -1]
             else:
-                d, a = _left(transform, d), _right(layer, transform, a)
-                norms = torch.square(d).sum(dim=1) * torch.square(a).sum(dim=1)
+                lengths = _squared_lengths(layer, transform, a)
+                norms = torch.square(_left(transform, d)).sum(dim=1) * lengths
             return norms * transform.scale**2
         d, a = _left(transform, chunk.gradient), _right(layer, transform, chunk.entered)
         of_d, of_a = d @ d.transpose(1, 2), a @ a.transpose(1, 2)

@@ -21,13 +21,14 @@ def deterministic(dtype: torch.dtype) -> Iterator[None]:
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = deterministic_utils.fill_uninitialized_memory  # type: ignore[attr-defined] # as below
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.use_deterministic_algorithms(True)
+    # the public switch also imports torch's compiler: seconds, for nothing here
+    torch._C._set_deterministic_algorithms(True)
     deterministic_utils.fill_uninitialized_memory = False  # type: ignore[attr-defined] # set by a module class
     if dtype is torch.float32:
         torch.backends.cuda.matmul.allow_tf32 = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch._C._set_deterministic_algorithms(before, warn_only=warn_only)
         deterministic_utils.fill_uninitialized_memory = fill  # type: ignore[attr-defined] # as above
         torch.backends.cuda.matmul.allow_tf32 = tf32

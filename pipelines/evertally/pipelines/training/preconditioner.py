@@ -153,8 +153,7 @@ class KroneckerPreconditioner:
         }
 
     def _refresh(self, model: nn.Module, step: int) -> None:
-        device = next(model.parameters()).device
-        batches = [moved(batch, device) for batch in self._batches(step)]
+        batches = [moved(batch, model) for batch in self._batches(step)]
         sums: dict[str, FactorSums] = {}
         for batch in batches:
             taps = record(model, self._layers, self._loss, batch)
@@ -200,12 +199,12 @@ class KroneckerPreconditioner:
             metrics[f"condition_g/{layer.name}"] = found.condition
             metrics["identity_factors"] += found.root is None
             return Kronecker() if found.root is None else Elementwise(found.root.reshape(layer.shape))
-        sides = []
+        roots = []
         for side, factor in (("g", factors.left), ("a", factors.right)):
             assert factor is not None
             found = inverse_root(factor, self._damping)
             metrics[f"condition_{side}/{layer.name}"] = found.condition
             metrics[f"smallest_{side}/{layer.name}"] = found.smallest
             metrics["identity_factors"] += found.root is None
-            sides.append(found.root)
-        return Kronecker(sides[0], sides[1])
+            roots.append(found)
+        return Kronecker(roots[0].root, roots[1].root, spectrum=roots[1].spectrum)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evertally.pipelines.training.ghost_contributions import Arithmetic, contribution
 from evertally.pipelines.training.interfaces import Loss, MicroBatch
@@ -20,9 +20,14 @@ from evertally.pipelines.training.taps import record
 __all__ = ["median_norm", "moved"]
 
 
-def moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """The batch on a device."""
-    return MicroBatch(tuple(tensor.to(device) for tensor in batch.inputs), batch.targets.to(device))
+def moved(batch: MicroBatch, model: nn.Module) -> MicroBatch:
+    """The batch on the model's device, its real numbers in the model's precision."""
+    like = next(model.parameters())
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
+
+    return MicroBatch(tuple(move(tensor) for tensor in batch.inputs), move(batch.targets))
 
 
 def median_norm(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evertally.errors import IntegrityError
 from evertally.pipelines.training.layers import Layer
-from evertally.pipelines.training.preconditioner_transforms import Elementwise, Kronecker, Transform
+from evertally.pipelines.training.preconditioner_transforms import Elementwise, Kronecker, Spectrum, Transform
 
 __all__ = ["pack", "unpack"]
 
@@ -25,6 +25,10 @@ def pack(transforms: Mapping[str, Transform], metrics: Mapping[str, float]) -> d
         for side, tensor in (("left", transform.left), ("right", transform.right)):
             if tensor is not None:
                 state[f"{name}|{side}"] = tensor
+        if transform.spectrum is not None:
+            state[f"{name}|vectors"] = transform.spectrum.vectors
+            state[f"{name}|drop"] = transform.spectrum.drop
+            state[f"{name}|floor"] = torch.tensor(transform.spectrum.floor, dtype=torch.float64)
     for name, value in metrics.items():
         state[f"|metric|{name}"] = torch.tensor(value, dtype=torch.float64)
     return state
@@ -61,10 +65,22 @@ def unpack(
             if tensor is not None:
                 _check(layer, tensor, ((size,), (size, size)))
             sides.append(tensor)
-        transforms[layer.name] = Kronecker(sides[0], sides[1], scale)
+        spectrum = _spectrum(layer, left_over)
+        transforms[layer.name] = Kronecker(sides[0], sides[1], scale, spectrum)
     if left_over:
         raise IntegrityError(f"the checkpoint holds {len(left_over)} tensors of no layer of this model")
     return transforms, metrics
+
+
+def _spectrum(layer: Layer, left_over: dict[str, Tensor]) -> Spectrum | None:
+    drop = left_over.pop(f"{layer.name}|drop", None)
+    if drop is None:
+        return None
+    vectors = left_over.pop(f"{layer.name}|vectors", torch.empty(0))
+    floor = left_over.pop(f"{layer.name}|floor", torch.tensor(torch.nan))
+    _check(layer, vectors, ((layer.shape[1], len(drop)),))
+    _check(layer, floor, ((),))
+    return Spectrum(vectors, drop, float(floor))
 
 
 def _check(layer: Layer, tensor: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

