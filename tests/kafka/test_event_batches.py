@@ -104,7 +104,10 @@ BAD = [
     ("value", "reason"), BAD, ids=lambda item: item.value if isinstance(item, Reason) else ""
 )
 def test_a_poison_record_in_the_middle_of_a_batch(value: bytes | None, reason: Reason) -> None:
-    """It becomes a dead letter with its offset; its neighbours are counted; nothing is raised."""
+    """It becomes a dead letter with its offset; its neighbours are counted; nothing is raised.
+
+    kafka-python#1141, #545; insights-rbac#2955: deserializer errors are swallowed, bypass the dead letters.
+    """
     keys, amounts, refusals = read(make_reader(), GOOD, value, GOOD)
     assert (keys, amounts) == ([0, 0], [125, 125])
     assert refusals == [(51, reason)]
@@ -118,7 +121,7 @@ def test_values_are_clipped_and_the_other_bucket_takes_undeclared_keys() -> None
 
 
 def test_stamps_far_in_the_future_are_refused() -> None:
-    """One event with a future stamp must not make all others late."""
+    """sql-flow#358: one event with a future stamp makes all others late."""
     values = [
         json.dumps({"k": "a", "v": 1, "t": stamp}).encode()
         for stamp in (NOW, NOW + 5000, NOW + 5001, NOW + 10**11, NOW - 10_001, "2001-09-09T01:46:40")

@@ -1,15 +1,17 @@
 """Public fault reports of other Kafka programs, each with the right behaviour.
 
-Each test names the report it comes from. Poison records and future stamps are also in
-test_event_batches.py, the stall watchdog in test_aggregation.py, scale-out in test_scale_out.py.
+Each test names the report it comes from; REPORTS says where the tests of each report stand.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,50 @@ from kafka_harness import KEYS, EventFeed, KafkaStream, wait_until
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+REPORTS = {
+    "kafka-python#2610": ("test_kafka_reports.py::test_a_commit_after_a_long_silence",),
+    "kafka-python#1141, #545; insights-rbac#2955": (
+        "test_kafka_reports.py::test_a_poison_record_reaches_the_dead_letters_and_nothing_else",
+        "test_event_batches.py::test_a_poison_record_in_the_middle_of_a_batch",
+    ),
+    "kafka-python#3106": (
+        "test_partition_stage.py::test_lag_without_progress_is_noticed",
+        "test_aggregate_stage.py::test_commits_that_fail_for_ever_are_a_stall",
+    ),
+    "kafka-python#1306, #1848": ("test_kafka_reports.py::test_a_broker_killed_and_started_again",),
+    "faust-streaming#502": ("test_scale_out.py::test_one_two_one_workers_under_load",),
+    "faust-streaming#221, #216": (
+        "test_member.py::test_prefetched_records_of_a_revoked_partition_are_dropped",
+        "test_partition_stage.py::test_records_read_before_a_revocation_are_dropped",
+        "test_aggregate_stage.py::test_what_was_read_of_a_revoked_partition_is_dropped",
+    ),
+    "quix-streams#1114": (
+        "test_kafka_reports.py::test_deleted_records_that_are_still_needed_stop_the_worker",
+    ),
+    "quix-streams#1067": ("test_scale_out.py::test_a_worker_joins_while_another_recovers",),
+    "posthog#20283": ("test_kafka_reports.py::test_lost_group_offsets_are_never_guessed",),
+    "sql-flow#358": ("test_event_batches.py::test_stamps_far_in_the_future_are_refused",),
+}
 
 
+def BROKER(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.kafka(pytest.mark.slow(test))
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_report_has_tests_that_name_it(report: str) -> None:
+    for place in REPORTS[report]:
+        file, _, name = place.partition("::")
+        tree = ast.parse((Path(__file__).parent / file).read_text())
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert len(found) == 1, f"{place} is not there"
+        told = ast.get_docstring(found[0]) or ""
+        assert all(number in told for number in re.findall(r"#\d+", report)), (
+            f"{place} does not name {report}"
+        )
+
+
+@BROKER
 def test_a_commit_after_a_long_silence(servers: str, tmp_path: Path) -> None:
     """kafka-python#2610: CommitFailedError on quiet topics."""
     stream = KafkaStream(servers, tmp_path, tick_s=30.0, kafka_extra="session_timeout_s = 3")
@@ -38,6 +81,7 @@ def test_a_commit_after_a_long_silence(servers: str, tmp_path: Path) -> None:
         stream.close()
 
 
+@BROKER
 def test_a_poison_record_reaches_the_dead_letters_and_nothing_else(stream: KafkaStream) -> None:
     """kafka-python#1141, #545; insights-rbac#2955: deserializer errors swallowed or endless."""
     worker = stream.start(begin="earliest")
@@ -62,6 +106,7 @@ def test_a_poison_record_reaches_the_dead_letters_and_nothing_else(stream: Kafka
     stream.judge()
 
 
+@BROKER
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_killed_and_started_again(kafka_jars: Path, tmp_path: Path) -> None:
     """kafka-python#1306, #1848: stuck after a broker restart."""
@@ -84,6 +129,7 @@ def test_a_broker_killed_and_started_again(kafka_jars: Path, tmp_path: Path) -> 
             stream.close()
 
 
+@BROKER
 def test_deleted_records_that_are_still_needed_stop_the_worker(stream: KafkaStream) -> None:
     """quix-streams#1114: recovery stuck when the committed offset is gone."""
     worker = stream.start(begin="earliest")
@@ -101,6 +147,7 @@ def test_deleted_records_that_are_still_needed_stop_the_worker(stream: KafkaStre
     assert "would lose events" in worker.log.read_text()
 
 
+@BROKER
 def test_lost_group_offsets_are_never_guessed(stream: KafkaStream) -> None:
     """posthog#20283: an automatic reset hides the loss of data."""
     worker = stream.start(begin="earliest")
@@ -124,6 +171,7 @@ def deleted(admin: KafkaAdminClient, group: str) -> bool:
     return group not in [found["group_id"] for found in admin.list_groups()]
 
 
+@BROKER
 def test_the_first_start_must_say_where_to_begin(stream: KafkaStream) -> None:
     done = stream.cli("worker", check=False)
     assert done.returncode == 2
@@ -131,6 +179,7 @@ def test_the_first_start_must_say_where_to_begin(stream: KafkaStream) -> None:
     assert not (stream.folder / f"{stream.name}.ledger").exists() or stream.ledger_rows() == []
 
 
+@BROKER
 def test_a_replaced_ledger_is_noticed(stream: KafkaStream) -> None:
     worker = stream.start(begin="earliest")
     stream.send({"k": key} for key in KEYS)
