@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kafka"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from kafka_harness import EventFeed, KafkaStream, resident_mib
-from make_page import ROOT, processor
+from make_page import ROOT, processor  # type: ignore[import-not-found]  # it stands beside this script
 
 from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars
 

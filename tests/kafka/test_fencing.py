@@ -27,6 +27,7 @@ from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.sums import add_sums, decode_sums
 from evertally.pipelines.kafka.topics import Partitions
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
+from evertally.pipelines.outbox import release_lines
 from evertally.pipelines.releaser import Releaser
 from evertally.pipelines.releases import Release
 
@@ -71,7 +72,7 @@ def test_a_releaser_that_wakes_up_writes_no_tick_again(single: KafkaStream, fenc
         zombie.release(block(config, zombie, 1, 2, 5))
         zombie.publish(zombie_sink)
         zombie.release(block(config, zombie, 3, 1, 5))
-        rows = list(zombie._lines(context.store.releases(zombie._shard, 2, 100)))
+        rows = list(release_lines(context.opened, context.store.releases(context.opened.shard(0), 2, 100)))
         # here it is stopped: tick 3 stands in the ledger, and its rows are in its hand
         successor = Releaser.open(context.store, config.spec, context.key_file, holder="successor")
         producer = transactions(config, name)

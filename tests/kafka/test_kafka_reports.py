@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,6 @@ REPORTS = {
 }
 
 
-def BROKER(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.kafka(pytest.mark.slow(test))
-
-
 @pytest.mark.parametrize("report", REPORTS)
 def test_every_report_has_tests_that_name_it(report: str) -> None:
     for place in REPORTS[report]:
@@ -64,7 +59,8 @@ def test_every_report_has_tests_that_name_it(report: str) -> None:
         )
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_a_commit_after_a_long_silence(servers: str, tmp_path: Path) -> None:
     """kafka-python#2610: CommitFailedError on quiet topics."""
     stream = KafkaStream(servers, tmp_path, tick_s=30.0, kafka_extra="session_timeout_s = 3")
@@ -81,7 +77,8 @@ def test_a_commit_after_a_long_silence(servers: str, tmp_path: Path) -> None:
         stream.close()
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_a_poison_record_reaches_the_dead_letters_and_nothing_else(stream: KafkaStream) -> None:
     """kafka-python#1141, #545; insights-rbac#2955: deserializer errors swallowed or endless."""
     worker = stream.start(begin="earliest")
@@ -106,7 +103,8 @@ def test_a_poison_record_reaches_the_dead_letters_and_nothing_else(stream: Kafka
     stream.judge()
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_killed_and_started_again(kafka_jars: Path, tmp_path: Path) -> None:
     """kafka-python#1306, #1848: stuck after a broker restart."""
@@ -129,7 +127,8 @@ def test_a_broker_killed_and_started_again(kafka_jars: Path, tmp_path: Path) -> 
             stream.close()
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_deleted_records_that_are_still_needed_stop_the_worker(stream: KafkaStream) -> None:
     """quix-streams#1114: recovery stuck when the committed offset is gone."""
     worker = stream.start(begin="earliest")
@@ -147,7 +146,8 @@ def test_deleted_records_that_are_still_needed_stop_the_worker(stream: KafkaStre
     assert "would lose events" in worker.log.read_text()
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_lost_group_offsets_are_never_guessed(stream: KafkaStream) -> None:
     """posthog#20283: an automatic reset hides the loss of data."""
     worker = stream.start(begin="earliest")
@@ -171,7 +171,8 @@ def deleted(admin: KafkaAdminClient, group: str) -> bool:
     return group not in [found["group_id"] for found in admin.list_groups()]
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_the_first_start_must_say_where_to_begin(stream: KafkaStream) -> None:
     done = stream.cli("worker", check=False)
     assert done.returncode == 2
@@ -179,7 +180,8 @@ def test_the_first_start_must_say_where_to_begin(stream: KafkaStream) -> None:
     assert not (stream.folder / f"{stream.name}.ledger").exists() or stream.ledger_rows() == []
 
 
-@BROKER
+@pytest.mark.kafka
+@pytest.mark.slow
 def test_a_replaced_ledger_is_noticed(stream: KafkaStream) -> None:
     worker = stream.start(begin="earliest")
     stream.send({"k": key} for key in KEYS)
