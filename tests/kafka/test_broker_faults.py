@@ -50,9 +50,11 @@ def kill_brokers(three: LocalCluster, tmp_path: Path, kills: int, seed: int) -> 
     try:
         worker = stream.start(begin="earliest")
         with EventFeed(stream, rate=50, seed=seed) as feed:
-            for _ in range(kills):
+            for number in range(kills):
+                if number % 3 == 0:
+                    nodes = chance.sample(range(3), 3)  # each in turn: one of them leads the controllers
+                node = nodes[number % 3]
                 time.sleep(chance.uniform(0.5, 2))
-                node = chance.randrange(3)
                 three.kill_node(node)
                 time.sleep(chance.uniform(0.5, 3))
                 three.start_node(node)
@@ -67,12 +69,12 @@ def kill_brokers(three: LocalCluster, tmp_path: Path, kills: int, seed: int) -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broker_of_three_killed_five_times(three: LocalCluster, tmp_path: Path) -> None:
-    kill_brokers(three, tmp_path, kills=5, seed=7)
+def test_each_of_three_brokers_killed_once(three: LocalCluster, tmp_path: Path) -> None:
+    kill_brokers(three, tmp_path, kills=3, seed=7)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broker_of_three_killed_thirty_times(three: LocalCluster, tmp_path: Path) -> None:
-    kill_brokers(three, tmp_path, kills=30, seed=int(time.time()))
+def test_a_broker_of_three_killed_five_times(three: LocalCluster, tmp_path: Path) -> None:
+    kill_brokers(three, tmp_path, kills=5, seed=int(time.time()))
