@@ -1,0 +1,252 @@
+"""What may not change a release: kills, replays held back, savepoints, rescaling, a lost JobManager."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kafka_harness import KEYS, EventFeed, wait_until
+from tests.contracts.engine_conformance import Event
+from tests.flink.flink_harness import FlinkStream, replace_task_manager
+
+from evertally.accountants.budget.opening import open_ledger
+from evertally.errors import IntegrityError
+from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.flink.local_cluster import LocalFlink
+from evertally.pipelines.kafka.config import load_worker_config
+
+pytestmark = [pytest.mark.flink, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def limit_reading(jars: Path, servers: str, clients: list[str], bytes_a_second: int | None) -> None:
+    """Have the broker throttle consumers by their client id, or no more."""
+    change = (
+        ["--delete-config", "consumer_byte_rate"]
+        if bytes_a_second is None
+        else ["--add-config", f"consumer_byte_rate={bytes_a_second}"]
+    )
+    for client in clients:
+        words = ["--bootstrap-server", servers, "--alter", *change]
+        words += ["--entity-type", "clients", "--entity-name", client]
+        done = subprocess.run(
+            ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*", "kafka.admin.ConfigCommand", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def completed(cluster: LocalFlink, job: str) -> int:
+    return int(cluster.rest.checkpoints(job)["counts"]["completed"])
+
+
+def test_a_replay_that_is_held_back_takes_nothing_back(
+    servers: str, kafka_jars: Path, tmp_path: Path, flink: LocalFlink
+) -> None:
+    """Kill, restore, hold the replay, let timers fire: x_t = S_t - S_(t-1) is never negative."""
+    stream = FlinkStream(servers, tmp_path, checkpoint_s=10.0)
+    stream.make_topics()
+    job = stream.submit(flink, "--from", "earliest")
+    clients = [f"{stream.name}.flink-1-{subtask}" for subtask in range(2)]
+    sent: Counter[str] = Counter()
+    with stream.releaser():
+        stream.send({"k": key} for key in KEYS * 50)
+        sent.update(KEYS * 50)
+        stream.wait_totals(sent, 400)
+        done = completed(flink, job)
+        wait_until("a checkpoint", lambda: completed(flink, job) > done, 120, 0.1)
+        stream.send({"k": key} for key in KEYS * 70)
+        time.sleep(4)  # they are read, ticks that hold them close, and no checkpoint has come
+        unseen = len(stream.raw("closed", "read_uncommitted")) - len(stream.raw("closed"))
+        limit_reading(kafka_jars, servers, clients, 1)
+        replace_task_manager(flink)
+        stream.wait_running(flink, job)
+        wait_until("timers have fired", lambda: stream.last_tick() >= stream.tick_now() - 22, 400, 0.5)
+        held = stream.totals()
+        limit_reading(kafka_jars, servers, clients, None)
+        sent.update(KEYS * 70)
+        stream.wait_totals(sent, 400)
+        stream.stop(flink)
+    stream.judge()  # no total ever fell, every (key, t) has one value
+    for key, totals in stream.exact().items():
+        assert min(late - early for early, late in itertools.pairwise([0, *totals])) >= 0
+        assert held[key] == 50, "the replay was held back, so what was rolled back is not in a release"
+    assert unseen > 0, "closings were written before the kill and never committed"
+
+
+def test_savepoint_other_parallelism_and_a_lost_job_manager(
+    servers: str, tmp_path: Path, flink: LocalFlink
+) -> None:
+    """Values are unusual 12-digit integers: they stand in no checkpoint, log or answer of the cluster."""
+    worth = 123_456_789_017
+    stream = FlinkStream(
+        servers,
+        tmp_path,
+        shards=2,
+        parallelism=1,
+        source_extra='value = "n"',
+        privacy_extra=f'unit = "event"\nclip = {2 * worth}',
+    )
+    stream.make_topics()
+    refused = stream.flink(flink, "submit", check=False)
+    assert refused["exit"] == 2, "a first start says where to begin"
+    sent: Counter[str] = Counter()
+
+    def send(times: int) -> None:
+        stream.send({"k": key, "n": worth} for key in KEYS * times)
+        sent.update(dict.fromkeys(KEYS, times * worth))
+
+    stream.parallelism = 2  # one writer a shard
+    job = stream.submit(flink, "--from", "earliest")
+    with stream.releaser():
+        send(10)
+        stream.wait_totals(sent, 400)
+        refused = stream.flink(flink, "submit", check=False)
+        assert refused["exit"] == 2, "two jobs of one stream"
+        savepoint = stream.stop(flink)
+        refused = stream.flink(flink, "submit", check=False)
+        assert refused["exit"] == 2, "a job without its state would count again"
+        assert "--restore" in refused["message"]
+        send(5)
+        stream.parallelism = 1
+        job = stream.submit(flink, "--restore", savepoint)
+        send(5)
+        stream.wait_totals(sent, 400)
+        done = completed(flink, job)
+        wait_until("a checkpoint", lambda: completed(flink, job) > done, 120, 0.2)
+        flink.kill_job_manager()
+        send(3)
+        flink.start_job_manager()
+        stream.parallelism = 2
+        job = stream.submit(flink, "--restore", str(flink.checkpoints / job))
+        send(2)
+        stream.wait_totals(sent, 400)
+        assert_nothing_leaks(stream, flink, job, worth)
+        stream.stop(flink)
+    assert stream.judge() > 10
+
+
+def assert_nothing_leaks(stream: FlinkStream, cluster: LocalFlink, job: str, worth: int) -> None:
+    config = load_worker_config(stream.config())
+    keys = AggregationKeys.open(config.key_file.with_name(config.key_file.name + ".aggregation"))
+    secret = config.key_file.read_bytes()[16:48]
+    secrets = [secret, keys.closing, keys.unit, keys.dead_letter]
+    words = [form for key in secrets for form in (key, key.hex().encode())]
+    state = cluster.rest.get(f"/jobs/{job}/config"), cluster.rest.get(f"/jobs/{job}/plan")
+    places = [json.dumps(state).encode(), cluster.logs().encode()]
+    files = [file for folder in (cluster.checkpoints, cluster.savepoints) for file in folder.glob("**/*")]
+    places += [file.read_bytes() for file in files if file.is_file()]
+    assert len(places) > 3, "there are checkpoints"
+    sums = [n * worth for n in range(1, 60)]
+    words += [form for n in sums for form in (str(n).encode(), struct.pack("<q", n), struct.pack(">q", n))]
+    for place in places:
+        for word in words:
+            assert word not in place
+
+
+@pytest.mark.soak
+def test_ten_kills_lose_double_and_change_nothing(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
+    stream = FlinkStream(servers, tmp_path, tick_s=1.0)
+    stream.make_topics()
+    job = stream.submit(flink, "--from", "earliest")
+    with stream.releaser():
+        with EventFeed(stream, rate=300, seed=9) as feed:
+            for _ in range(10):
+                time.sleep(4)
+                replace_task_manager(flink)
+                stream.wait_running(flink, job)
+        stream.wait_totals(feed.sent, 400)
+        stream.stop(flink)
+    released = stream.judge()
+    print(f"{sum(feed.sent.values())} events, {released} ticks, 10 kills: 0 lost, 0 doubled, 0 changed")
+
+
+@pytest.mark.soak
+def test_a_state_that_is_too_old_stops_the_releaser(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
+    """An operator restores the wrong savepoint: the lanes repeat themselves, nothing of it is released."""
+    stream = FlinkStream(servers, tmp_path)
+    stream.make_topics()
+    stream.submit(flink, "--from", "earliest")
+    with pytest.raises(AssertionError), stream.releaser() as running:  # noqa: PT012 - its end raises
+        stream.send({"k": key} for key in KEYS * 5)
+        stream.wait_totals(Counter(KEYS * 5), 400)
+        old = stream.stop(flink)
+        job = stream.submit(flink, "--restore", old)
+        stream.wait_tick(stream.tick_now() + 2)
+        flink.rest.cancel(job)
+        wait_until("the job has ended", lambda: flink.rest.job(job)["state"] == "CANCELED", 60)
+        stream.submit(flink, "--restore", old)
+        wait_until("the releaser refuses it", lambda: running.error, 400)
+    assert isinstance(running.error, IntegrityError)
+    stream.judge()
+
+
+def test_late_and_early_events_by_their_own_time(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
+    """Out of order within the lateness: each in its own tick. Later ones: the earliest open one."""
+    stream = FlinkStream(
+        servers,
+        tmp_path,
+        tick_s=1.0,
+        start_ms=(time.time_ns() // 10**9 - 300) * 1000,
+        stream_extra='closing = "event-time"\nlateness_s = 30\nskew_s = 20',
+        source_extra='timestamp = "at"',
+    )
+    stream.make_topics()
+    stream.submit(flink, "--from", "earliest")
+    with stream.releaser():
+        now = stream.tick_now()
+
+        def event(t: int, key: str, partition: int) -> Event:
+            at = stream.start_ms + (t - 1) * 1000 + 7
+            return Event(t, key, partition, raw=json.dumps({"k": key, "at": at}).encode())
+
+        in_time = [event(now - n % 6, KEYS[n % 4], n % 3) for n in range(120)]
+        late = [event(2, "alpha", 0)] * 7
+        future = [event(now + 60, "beta", 1)] * 5
+        opened = stream.tick_now() - 30
+        stream.feed([*reversed(in_time), *late, *future])
+        stream.wait_counted()
+        stream.wait_tick(now)
+        stream.stop(flink)
+    assert len(stream.raw("dead-letters")) == 5 + 3
+    wanted = Counter((event.key, event.tick) for event in in_time)
+    for key, steps in stream.observed().steps.items():
+        for t in range(now - 5, now + 1):
+            assert steps[t - 1] == wanted[key, t]
+        assert sum(steps) == sum(n for (k, _), n in wanted.items() if k == key) + (7 if key == "alpha" else 0)
+    alpha = stream.observed().steps["alpha"]
+    (tick,) = [t for t, step in enumerate(alpha, 1) if step and t < now - 5]
+    assert tick >= opened - 1
+    assert alpha[tick - 1] == 7
+
+
+def test_workers_hold_no_noise_key(tmp_path: Path, servers: str) -> None:
+    """The file they get holds three derived keys; from those no noise can be drawn."""
+    stream = FlinkStream(servers, tmp_path)
+    config = load_worker_config(stream.config())
+    from evertally.pipelines.keyfile import KeyFile
+
+    key_file = KeyFile.open_or_create(config.key_file)
+    store = open_ledger(config.ledger)
+    store.create_scope(config.spec.scope)
+    opened = store.open_stream(config.spec.record(), config.spec.charge())
+    store.close()
+    path = tmp_path / "keys"
+    AggregationKeys.derive(key_file, opened).write(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    data = path.read_bytes()
+    assert config.key_file.read_bytes()[16:48] not in data
+    read = AggregationKeys.open(path)
+    assert read.closing == key_file.derive("closing", opened.name, opened.stream_id, opened.incarnation)
+    for damaged in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), b"x" + data[1:]):
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError):
+            AggregationKeys.open(path)
