@@ -6,7 +6,6 @@ bounded, never in another one: the step behind it gets exactly one part for each
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,8 @@ from apache_beam.transforms.window import TimestampedValue
 
 from evertally.pipelines.beam.elements import Counting, tick_start
 from evertally.pipelines.beam.parts import Part
-from evertally.pipelines.beam.stream_ref import StreamHandle, opened
+from evertally.pipelines.beam.per_process import PerProcess
+from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef, opened
 from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn
 from evertally.pipelines.beam.unit_ledger import UnitLedger
 from evertally.pipelines.bounding import UnitBound
@@ -36,6 +36,10 @@ class _Bucket:
         self._bucket: Final = bucket
         stream = self._handle.opened
         self.units: Final = UnitLedger(Path(folder), stream.stream_id[:8].hex(), stream.incarnation, bucket)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.units.close()
 
     def begin(self) -> int:
         """The first tick of a new job; what was bounded and not released is forgotten."""
@@ -70,20 +74,21 @@ class _BoundUnits(beam.DoFn):
         bound: what a unit may contribute.
         folder: for the state of units, on a disk that outlives the job.
         sources: how many sources end a tick.
+        counted: whether they know how much they sent.
     """
 
-    def __init__(self, counting: Counting, bound: UnitBound, folder: str, sources: int) -> None:
+    def __init__(
+        self, counting: Counting, bound: UnitBound, folder: str, sources: int, *, counted: bool
+    ) -> None:
         self._counting = counting
         self._bound = bound
         self._folder = folder
         self._sources = sources
+        self._counted = counted
 
     def _open(self, bucket: int) -> _Bucket:
         place = (self._counting.stream, self._folder, bucket)
-        with _LOCK:
-            if place not in _BUCKETS:
-                _BUCKETS[place] = _Bucket(self._counting, self._bound, self._folder, bucket)
-            return _BUCKETS[place]
+        return _BUCKETS.get(place, lambda: _Bucket(self._counting, self._bound, self._folder, bucket))
 
 
 class BoundRange(_BoundUnits):
@@ -112,12 +117,13 @@ class BoundLive(_BoundUnits):
         bucket = self._open(element[0])
         sealer = opened(self._counting.stream).sealer
         turn = following.read() or bucket.begin()
-        parts = take_turn(element[1], sealer, waiting, turn, self._sources)
+        parts = take_turn(
+            sealer.open(element[1]), sealer, waiting, turn, self._sources, counted=self._counted
+        )
         for part in parts:
             yield from bucket.parts(part, self._sources)
         if parts:
             following.write(parts[-1].t + 1)
 
 
-_LOCK: Final = threading.Lock()
-_BUCKETS: Final[dict[tuple[Any, str, int], _Bucket]] = {}
+_BUCKETS: Final[PerProcess[tuple[StreamRef, str, int], _Bucket]] = PerProcess()

@@ -31,6 +31,7 @@ _VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BQQIIII")
 _END: Final = struct.Struct(">Iq")
 _CUT: Final = struct.Struct(">IQQ")
+_LENGTH: Final = struct.Struct(">Q")
 _NONCE_BYTES: Final = 12
 _PAD_BYTES: Final = 256
 
@@ -118,31 +119,42 @@ def merge(parts: Iterable[Part]) -> Part:
 
 
 class PartSealer:
-    """Seals parts under a key of the stream, padded so that their length says nothing of the counts."""
+    """Seals parts, and other bytes of a step, under a key of the stream; padded, so that lengths say little."""
 
-    __slots__ = ("_associated", "_cipher")
+    __slots__ = ("_cipher", "_stream")
 
     def __init__(self, key: bytes, stream: str) -> None:
         self._cipher: Final = AESGCMSIV(key)
-        self._associated: Final = b"evertally/1/part/" + stream.encode()
+        self._stream: Final = stream.encode()
 
     def seal(self, part: Part) -> bytes:
         """Bytes that a runner may see."""
-        plain = part.encode()
-        nonce = os.urandom(_NONCE_BYTES)
-        padded = plain + bytes(-len(plain) % _PAD_BYTES)
-        return nonce + self._cipher.encrypt(nonce, padded, self._associated)
+        return self.seal_bytes(part.encode(), b"part")
 
     def open(self, sealed: bytes) -> Part:
         """The part. Raises IntegrityError where key, stream or bytes are other ones."""
+        return Part.decode(self.open_bytes(sealed, b"part"))
+
+    def seal_bytes(self, plain: bytes, what: bytes) -> bytes:
+        """Encrypt bytes of the kind `what`."""
+        nonce = os.urandom(_NONCE_BYTES)
+        framed = _LENGTH.pack(len(plain)) + plain
+        padded = framed + bytes(-len(framed) % _PAD_BYTES)
+        return nonce + self._cipher.encrypt(nonce, padded, self._associated(what))
+
+    def open_bytes(self, sealed: bytes, what: bytes) -> bytes:
+        """The inverse of `seal_bytes`. Raises IntegrityError where key, stream, kind or bytes are other ones."""
         try:
-            return Part.decode(
-                self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._associated)
-            )
+            nonce, body = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+            framed = self._cipher.decrypt(nonce, body, self._associated(what))
         except (InvalidTag, ValueError):
             raise IntegrityError(
-                "a part of a tick does not open: another key file, stream, or damage"
+                "sealed bytes of a step do not open: another key file, stream, or damage"
             ) from None
+        return framed[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(framed)[0]]
+
+    def _associated(self, what: bytes) -> bytes:
+        return b"evertally/1/beam/" + what + b"/" + self._stream
 
     def __repr__(self) -> str:
         return "PartSealer(<secret>)"

@@ -21,14 +21,15 @@ from apache_beam.transforms.window import TimestampedValue
 from evertally.errors import EvertallyError
 from evertally.pipelines.beam.elements import tick_start
 from evertally.pipelines.beam.parts import Part
+from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.sink_refs import SinkRef
 from evertally.pipelines.beam.stream_ref import StreamRef, opened
 from evertally.pipelines.beam.tick_order import WAITING, take_turn
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.aggregation import TickRule
+from evertally.pipelines.outbox import release_lines
 from evertally.pipelines.releaser import Releaser
-from evertally.pipelines.releases import Release
 from evertally.pipelines.sinks import Sink
 
 __all__ = ["NAMESPACE", "ReleaseLive", "ReleaseRange", "Releasing"]
@@ -72,10 +73,17 @@ class _Shard:
             holder=f"{socket.gethostname()}:{os.getpid()}:beam",
             shard=shard,
         )
+        self.lock: Final = threading.RLock()
         self._sink: Sink | None = None
         if step.sink is not None:
             self._sink = step.sink.open(self._releaser.header, shard, self._handle.opened.shards)
             self._releaser.publish(self._sink)
+
+    def close(self) -> None:
+        """Close the sink; whoever opens the shard next fences this releaser."""
+        close = getattr(self._sink, "close", None)
+        if close is not None:
+            close()
 
     @property
     def next_tick(self) -> int:
@@ -113,25 +121,14 @@ class _Shard:
         if self._sink is not None:
             self._releaser.publish(self._sink)
 
-    def rows(self, first: int, last: int) -> Iterator[Release]:
-        """Stored releases of ticks first..last: the ledger's own bytes, whoever asks again."""
-        names = dict(zip(self._handle.opened.key_indices, self._handle.opened.keys, strict=True))
+    def lines(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """(tick, line) of stored releases of ticks first..last: the same bytes, whoever asks again."""
         after = first - 1
         while after < last:
-            for row in self._handle.store.releases(self._ref, after, _ROWS_AT_ONCE):
-                if row.t > last:
-                    return
-                yield Release(
-                    self._step.stream.spec.name,
-                    names[row.key_index],
-                    self._handle.opened.incarnation,
-                    row.t,
-                    row.tick_end_ms,
-                    row.value,
-                    float(row.stderr),
-                    self._step.stream.spec.mechanism,
-                )
-                after = row.t
+            rows = self._handle.store.releases(self._ref, after, _ROWS_AT_ONCE)
+            wanted = [row for row in rows if row.t <= last]
+            yield from zip((row.t for row in wanted), release_lines(self._handle.opened, wanted), strict=True)
+            after = rows[-1].t
 
     def _unreleased(self, parts: Sequence[Part]) -> list[Part]:
         """Without those that come again; a live input that has no offsets must bring the same again."""
@@ -165,21 +162,26 @@ class _ReleaseTicks(beam.DoFn):
     def _release(self, shard: int, parts: Sequence[Part], *, bounded: bool) -> Iterator[Any]:
         if not parts:
             return
-        place = (self._step, shard)
-        with _LOCK:
+        here = self._shard(shard)
+        with here.lock:
+            if not bounded and not here.at_head():
+                here = self._shard(shard, anew=True)
             try:
-                here = _SHARDS.get(place)
-                if here is None or not (bounded or here.at_head()):
-                    here = _SHARDS[place] = _Shard(self._step, shard)
                 here.release(parts, bounded=bounded)
                 here.publish()
             except EvertallyError:
-                _SHARDS.pop(place, None)  # what comes next starts from the ledger, whatever happened here
+                _SHARDS.drop((self._step, shard))  # what comes next starts from the ledger
                 raise
-            found = list(here.rows(parts[0].t, parts[-1].t))
+            found = list(here.lines(parts[0].t, parts[-1].t))
         self._ticks.inc(len(parts))
-        for release in found:
-            yield TimestampedValue(release, tick_start(self._step.rule, release.t))
+        for t, line in found:
+            yield TimestampedValue(line.rstrip(b"\n"), tick_start(self._step.rule, t))
+
+    def _shard(self, shard: int, *, anew: bool = False) -> _Shard:
+        place = (self._step, shard)
+        if anew:
+            _SHARDS.drop(place)
+        return _SHARDS.get(place, lambda: _Shard(self._step, shard))
 
 
 class ReleaseRange(_ReleaseTicks):
@@ -190,9 +192,7 @@ class ReleaseRange(_ReleaseTicks):
         shard, sealed = element
         sealer = opened(self._step.stream).sealer
         parts = sorted((sealer.open(one) for one in sealed), key=lambda part: part.t)
-        place = (self._step, shard)
-        with _LOCK:
-            _SHARDS.pop(place, None)  # the comparison begins at the first tick again
+        self._shard(shard, anew=True)  # the comparison begins at the first tick again
         yield from self._release(shard, parts, bounded=True)
 
 
@@ -202,18 +202,17 @@ class ReleaseLive(_ReleaseTicks):
     def process(
         self, element: tuple[int, bytes], waiting: Any = beam.DoFn.StateParam(WAITING)
     ) -> Iterator[Any]:
-        """Release the ticks whose turn has come."""
+        """Release the ticks whose turn has come; those released before are answered from their rows."""
         shard, sealed = element
-        stream = opened(self._step.stream)
-        following = stream.store.head(stream.opened.shard(shard)).t + 1
-        part = stream.sealer.open(sealed)
-        if part.ends and part.t < following:  # released before: the bundle, or the job, is computed again
-            yield from self._release(shard, [part], bounded=False)
-            return
-        yield from self._release(
-            shard, take_turn(sealed, stream.sealer, waiting, following, self._step.sources), bounded=False
-        )
+        sealer = opened(self._step.stream).sealer
+        part = sealer.open(sealed)
+        here = self._shard(shard)
+        if part.t > here.next_tick and not here.at_head():
+            here = self._shard(shard, anew=True)
+        counted = self._step.partitions is not None
+        sources = self._step.sources
+        turn = take_turn(part, sealer, waiting, here.next_tick, sources, counted=counted)
+        yield from self._release(shard, turn, bounded=False)
 
 
-_LOCK: Final = threading.RLock()
-_SHARDS: Final[dict[tuple[Releasing, int], _Shard]] = {}
+_SHARDS: Final[PerProcess[tuple[Releasing, int], _Shard]] = PerProcess()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream
 from evertally.pipelines.beam.parts import PartSealer
+from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.refs import KeyRef, LedgerRef
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.stream_spec import StreamSpec
@@ -53,6 +53,10 @@ class StreamHandle:
         opened = self.opened
         return self.key_file.derive(label, opened.name, opened.stream_id, opened.incarnation)
 
+    def close(self) -> None:
+        """Close the ledger."""
+        self.store.close()
+
     def __repr__(self) -> str:
         return f"StreamHandle({self.spec.name!r}, <secrets redacted>)"
 
@@ -67,11 +71,7 @@ def opened(ref: StreamRef) -> StreamHandle:
         BudgetExceeded: the scope does not admit the charge; nothing was drawn.
         InvalidParameter: a parameter differs from the running incarnation's.
     """
-    with _LOCK:
-        handle = _HANDLES.get(ref)
-        if handle is None:
-            handle = _HANDLES[ref] = StreamHandle(ref)
-        return handle
+    return _HANDLES.get(ref, lambda: StreamHandle(ref))
 
 
 def _begin(store: LedgerStore, spec: StreamSpec) -> OpenedStream:
@@ -80,5 +80,4 @@ def _begin(store: LedgerStore, spec: StreamSpec) -> OpenedStream:
     return store.open_stream(spec.record(), replace(spec.charge(), idempotency_key=f"first-{spec.name}"))
 
 
-_LOCK: Final = threading.Lock()
-_HANDLES: Final[dict[StreamRef, StreamHandle]] = {}
+_HANDLES: Final[PerProcess[StreamRef, StreamHandle]] = PerProcess()

@@ -11,7 +11,8 @@ from typing import Any, Final
 from apache_beam.coders import BytesCoder, VarIntCoder
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec
 
-from evertally.pipelines.beam.parts import Part, PartSealer, merge
+from evertally.errors import IntegrityError
+from evertally.pipelines.beam.parts import UNKNOWN, Part, PartSealer, merge
 
 __all__ = ["NEXT", "WAITING", "take_turn"]
 
@@ -19,34 +20,55 @@ WAITING: Final = BagStateSpec("waiting", BytesCoder())
 NEXT: Final = ReadModifyWriteStateSpec("next", VarIntCoder())
 
 
-def take_turn(sealed: bytes, sealer: PartSealer, waiting: Any, following: int, sources: int) -> list[Part]:
-    """Parts whose turn has come, in order of ticks, each whole; the others wait.
+def take_turn(
+    part: Part, sealer: PartSealer, waiting: Any, following: int, sources: int, *, counted: bool
+) -> list[Part]:
+    """Ticks whose turn has come, in order, each whole; all else waits.
+
+    A tick is whole when every source has ended it and all that they sent is there. No watermark decides that:
+    a runner's may pass a source that is behind the others (Prism's does), and what it then calls late waits
+    here like the rest.
 
     Args:
-        sealed: the part that came. A late one (no source ends with it) goes to the tick whose turn is next.
+        part: the part that came.
         sealer: opens and seals.
         waiting: the bag of `WAITING`.
-        following: the tick whose turn is next.
-        sources: a tick's turn comes only when so many sources have ended it.
+        following: the tick whose turn is next; earlier ones that come again are given back when whole.
+        sources: how many sources end a tick.
+        counted: whether sources know how much they sent. Where not, what comes for an earlier tick, and with
+            no source's end, goes to the tick whose turn is next.
     """
-    part = sealer.open(sealed)
-    if part.t < following and not part.ends:
-        part = replace(part, t=following)
-    if part.t != following:
+    part = _placed(part, following, counted=counted)
+    if part.t > following:
         waiting.add(sealer.seal(part))
         return []
-    held = [sealer.open(one) for one in waiting.read()]
-    waiting.clear()
-    came: dict[int, list[Part]] = {}
-    for one in [part, *held]:
-        # what waited as late for a tick that has had its turn meanwhile goes to the first open one as well
-        t = one.t if one.ends else max(one.t, following)
-        came.setdefault(t, []).append(replace(one, t=t))
-    turn = []
-    while len({source for one in came.get(following, ()) for source in one.ends}) == sources:
-        turn.append(merge(came.pop(following)))
+    came: dict[int, list[Part]] = {part.t: [part]}
+    for one in map(sealer.open, waiting.read()):
+        placed = _placed(one, following, counted=counted)
+        came.setdefault(placed.t, []).append(placed)
+    merged = {t: merge(parts) for t, parts in came.items()}  # what waits is one part for each tick
+    turn = [merged.pop(t) for t in sorted(merged) if t < following and _is_whole(merged[t], sources)]
+    while following in merged and _is_whole(merged[following], sources):
+        turn.append(merged.pop(following))
         following += 1
-    for parts in came.values():
-        for one in parts:
-            waiting.add(sealer.seal(one))
+    waiting.clear()
+    for one in merged.values():
+        waiting.add(sealer.seal(one))
     return turn
+
+
+def _placed(part: Part, following: int, *, counted: bool) -> Part:
+    late = not counted and not part.ends and part.t < following
+    return replace(part, t=following) if late else part
+
+
+def _is_whole(part: Part, sources: int) -> bool:
+    """Raises IntegrityError where more came than was sent."""
+    if len(part.ends) < sources:
+        return False
+    sent = sum(part.ends.values())
+    if UNKNOWN in part.ends.values() or part.events == sent:
+        return True
+    if part.events > sent:
+        raise IntegrityError(f"the runner repeated contributions of tick {part.t}; nothing is released")
+    return False

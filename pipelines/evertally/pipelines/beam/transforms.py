@@ -27,7 +27,6 @@ from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.events import ValueRule
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.source_config import EventFormat
-from evertally.pipelines.releases import Release
 from evertally.pipelines.stream_spec import StreamSpec
 
 __all__ = ["ContinualCount", "ContinualSum", "Counted"]
@@ -37,11 +36,12 @@ class Counted(NamedTuple):
     """What the transforms give back.
 
     Attributes:
-        releases: `Release`, each key and tick once; the same values whenever a bundle is computed again.
+        releases: bytes, the JSON line of each key and tick, as `evertally.pipelines.releases.Release` decodes
+            it; the same bytes whenever a bundle is computed again.
         dead_letters: bytes, JSON: the code of each event that could not be counted. Operators' plane.
     """
 
-    releases: PCollection[Release]
+    releases: PCollection[bytes]
     dead_letters: PCollection[bytes]
 
 
@@ -140,7 +140,7 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
         ends = self._ended(events.pipeline) | "EndTicks" >> beam.ParDo(EndTicks(counting))
         parts = (checked.parts, ends) | "WithEnds" >> beam.Flatten()
         releasing = Releasing(counting.stream, counting.rule, counting.buckets or 1, sink=self._sink)
-        releases = parts | "Release" >> ReleaseParts(counting, releasing, 1, self._folder, late=True)
+        releases = parts | "Release" >> ReleaseParts(counting, releasing, 1, self._folder)
         return Counted(releases, checked[DEAD_LETTERS])
 
     def _ended(self, pipeline: beam.Pipeline) -> Any:
@@ -179,27 +179,27 @@ class ContinualCount(ContinualSum):
 class ReleaseParts(beam.PTransform):
     """Keyed sealed parts of ticks to releases: the back half of every job, whatever its input is."""
 
-    def __init__(
-        self, counting: Counting, releasing: Releasing, sources: int, folder: str | None, *, late: bool
-    ) -> None:
+    def __init__(self, counting: Counting, releasing: Releasing, sources: int, folder: str | None) -> None:
         super().__init__()
         self._counting = counting
         self._releasing = releasing
         self._sources = sources
         self._folder = folder
-        self._late = late
 
-    def expand(self, parts: PCollection[Any]) -> PCollection[Release]:
+    def expand(self, parts: PCollection[Any]) -> PCollection[bytes]:
         """See the class."""
         counting = self._counting
         live = counting.ticks is None
+        counted = self._releasing.partitions is not None
         if counting.buckets:
             spec = counting.stream.spec
             bound = UnitBound(spec.participations, spec.min_separation, spec.per_tick)
             assert self._folder is not None
-            step = (BoundLive if live else BoundRange)(counting, bound, self._folder, self._sources)
-            parts = parts | "ByUnit" >> _InTicks(counting, late=self._late) | "Bound" >> beam.ParDo(step)
-        closed = parts | "ByShard" >> _InTicks(counting, late=self._late)
+            step = (BoundLive if live else BoundRange)(
+                counting, bound, self._folder, self._sources, counted=counted
+            )
+            parts = parts | "ByUnit" >> _InTicks(counting, counted=counted) | "Bound" >> beam.ParDo(step)
+        closed = parts | "ByShard" >> _InTicks(counting, counted=counted)
         releasing = self._releasing
         return closed | "Close" >> beam.ParDo((ReleaseLive if live else ReleaseRange)(releasing))
 
@@ -208,19 +208,23 @@ class _InTicks(beam.PTransform):
     """Sums parts of each tick and destination; the destination with its sealed sums is left.
 
     Live: one sum for each pane of a tick's window. Declared range: all ticks together, after the last event.
+    A source that counts what it sends has summed its parts, and they need no window: the step behind knows by
+    their counts when a tick is whole, and waits for no watermark.
     """
 
-    def __init__(self, counting: Counting, *, late: bool) -> None:
+    def __init__(self, counting: Counting, *, counted: bool) -> None:
         super().__init__()
         self._counting = counting
-        self._late = late
+        self._counted = counted
 
     def expand(self, parts: PCollection[Any]) -> Any:
         """See the class."""
         counting = self._counting
         typed = parts | "Typed" >> beam.Map(_same).with_output_types(tuple[tuple[int, int], bytes])
+        if self._counted:
+            return typed | "Place" >> beam.Map(_place).with_output_types(tuple[int, bytes])
         if counting.ticks is None:
-            typed = typed | "Tick" >> tick_windows(counting.rule, late=self._late)
+            typed = typed | "Tick" >> tick_windows(counting.rule)
         summed = typed | "Sum" >> beam.CombinePerKey(AddParts(counting.stream))
         placed = summed | "Place" >> beam.Map(_place).with_output_types(tuple[int, bytes])
         if counting.ticks is not None:

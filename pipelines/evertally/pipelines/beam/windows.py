@@ -7,7 +7,7 @@ from typing import Any, Final
 import apache_beam as beam
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, GlobalWindows
-from apache_beam.utils.timestamp import Duration
+from apache_beam.utils.timestamp import Duration, Timestamp
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.kafka.aggregation import TickRule
@@ -29,14 +29,15 @@ def refuse_accumulating(events: Any) -> None:
         )
 
 
-def tick_windows(rule: TickRule, *, late: bool) -> beam.WindowInto:
-    """Fixed windows of a tick, each event in one pane; late ones get panes of their own where there are any."""
-    size, offset = Duration(micros=rule.tick_ms * 1000), Duration(micros=rule.start_ms % rule.tick_ms * 1000)
+def tick_windows(rule: TickRule) -> beam.WindowInto:
+    """Fixed windows of a tick, each part in one pane; what comes behind the watermark gets panes of its own."""
+    size = Duration(micros=rule.tick_ms * 1000)
+    offset = Timestamp(micros=rule.start_ms % rule.tick_ms * 1000)
     return beam.WindowInto(
         FixedWindows(size, offset),
-        trigger=AfterWatermark(late=AfterCount(1)) if late else AfterWatermark(),
+        trigger=AfterWatermark(late=AfterCount(1)),
         accumulation_mode=AccumulationMode.DISCARDING,
-        allowed_lateness=Duration(LATEST_S) if late else Duration(0),
+        allowed_lateness=Duration(LATEST_S),
     )
 
 
