@@ -17,6 +17,7 @@ from evertally.accountants.budget import (
     Scope,
     StreamRecord,
     book,
+    charge_states,
     open_ledger,
     schema,
     streams,
@@ -77,6 +78,17 @@ def test_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
         open_ledger(tmp_path / "l")
 
 
+def insert_without_mac(tx: Transaction, key: bytes, scope_id: int, state: charge_states.ChargeState) -> None:
+    """How a charge's state was written before it had an HMAC."""
+    assert key
+    tx.run(
+        "INSERT INTO charge_state (scope_id, charge_id, status, principal, line, main, epsilon, delta,"
+        " expires_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        *(scope_id, state.charge_id, state.status, state.principal, state.line),
+        *(state.main, state.epsilon, state.delta, state.expires_ms),
+    )
+
+
 def test_a_stream_from_before_horizons_were_kept_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +96,7 @@ def test_a_stream_from_before_horizons_were_kept_can_be_extended(
     request = ChargeRequest("s", "event", "add-remove", line)
     with monkeypatch.context() as former:
         former.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        former.setattr(charge_states, "insert", insert_without_mac)
         former.setattr(streams, "add_horizon", lambda *_: None)
         former.setattr(streams, "read_horizons", lambda *_: [])
         store = open_ledger(tmp_path / "l")
@@ -108,9 +121,11 @@ def test_ledgers_of_every_earlier_version_are_migrated(
 ) -> None:
     path = tmp_path / "l"
     monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+    if version < 3:
+        monkeypatch.setattr(charge_states, "insert", insert_without_mac)
     store = open_ledger(path)
     store.create_scope(SCOPE)
-    store.charge(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10)))
+    reserved = store.reserve(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10)), 600_000)
     before = store.scope_status("s")
     store.close()
     monkeypatch.undo()
@@ -118,6 +133,8 @@ def test_ledgers_of_every_earlier_version_are_migrated(
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, more))
     store = open_ledger(path)
     assert store.scope_status("s") == before
+    assert store.verify().ok
+    assert store.commit_charge(reserved.charge_id).status == "committed"
     assert store.verify().ok
     store.close()
     raw = apsw.Connection(str(path))

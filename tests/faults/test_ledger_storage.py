@@ -224,6 +224,11 @@ TAMPERINGS: dict[str, str] = {
     "a charge's line": "UPDATE charge SET line = replace(line, '\"10\"', '\"11\"')",
     "a charge lost": "DELETE FROM charge",
     "a charge's state": "UPDATE charge_state SET status = 'reserved'",
+    "what a charge would return": "UPDATE charge_state SET main = main + 1",
+    "whose a charge is": "UPDATE charge_state SET principal = 'me'",
+    "when a charge lapses": "UPDATE charge_state SET expires_ms = 5",
+    "a charge's state lost": "DELETE FROM charge_state",
+    "a group's sum": "INSERT INTO member VALUES (1, 'g', 'm', 5)",
 }
 
 
@@ -393,3 +398,30 @@ def test_no_folder_and_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter):
         open_ledger(tmp_path / "l.sqlite", create=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "status = 'reserved', expires_ms = 9000000000000000",
+        "expires_ms = 9000000000000000",
+        "main = main + 5",
+    ],
+)
+def test_altered_state_of_a_charge_is_refused_where_it_is_read(tmp_path: Path, change: str) -> None:
+    """No reservation is made to live longer, to come back or to return more by whoever edits the file."""
+    path = tmp_path / "l.sqlite"
+    request = ChargeRequest("s", "event", "add-remove", GaussianLine("1", "10"))
+    with contextlib.closing(open_ledger(path)) as store:
+        store.create_scope(Scope("s", "event", "add-remove", "4", "1e-6"))
+        kept, gone = store.reserve(request, 3_600_000), store.reserve(request, 3_600_000)
+        store.expire(gone.charge_id)
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        raw.execute(f"UPDATE charge_state SET {change}")
+    with contextlib.closing(open_ledger(path)) as store:
+        spent = store.scope_status("s").spent
+        for charge in (kept, gone):
+            for work in (store.commit_charge, store.expire):
+                with pytest.raises(IntegrityError, match="altered"):
+                    work(charge.charge_id)
+        assert store.scope_status("s").spent == spent

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from dataclasses import replace
 from typing import Final
 
-from evertally.accountants.budget import groups
+from evertally.accountants.budget import charge_states, groups
 from evertally.accountants.budget.canonical import plain_json
+from evertally.accountants.budget.charge_states import ChargeState
 from evertally.accountants.budget.charges import ChargeRequest, Cost
 from evertally.accountants.budget.records import Receipt
 from evertally.accountants.budget.scope_book import ScopeRow, admit, append, read_scope
@@ -24,14 +26,14 @@ __all__ = [
     "commit_reservation",
     "expire_due",
     "expire_one",
-    "line_of_charge",
+    "owned",
     "quote",
     "receipt",
     "record",
-    "scope_of_charge",
 ]
 
 _SWEEP: Final = 32
+_SWEPT: Final = "swept"
 
 
 def quote(tx: Transaction, key: bytes, request: ChargeRequest, price: Cost) -> Receipt:
@@ -56,20 +58,20 @@ def record(tx: Transaction, key: bytes, request: ChargeRequest, price: Cost, ttl
             return answered
     now = tx.now_ms()
     row = read_scope(tx, key, request.scope)
-    if expire_due(tx, key, row, now):
-        row = read_scope(tx, key, request.scope)
+    if (_SWEPT, request.scope) not in tx.memo and expire_due(tx, key, row, now) < _SWEEP:
+        tx.memo[_SWEPT, request.scope] = True
+    row = read_scope(tx, key, request.scope)
     change = _change(tx, row, request, price)
     admit(row, change)
     charge_id, expires = uuid.uuid4().hex, 0 if ttl_ms is None else now + ttl_ms
     status = "committed" if ttl_ms is None else "reserved"
     groups.join(tx, row.scope_id, request.group, request.members, price.main)
     seq = append(tx, key, row, (charge_id, status, request.principal, body), change, now)
-    tx.run(
-        "INSERT INTO charge_state (charge_id, scope_id, status, principal, line, main, epsilon, delta,"
-        " expires_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        *(charge_id, row.scope_id, status, request.principal, body),
+    state = ChargeState(
+        *(charge_id, row.scope.name, status, request.principal, body),
         *(price.main, price.epsilon, price.delta, expires),
     )
+    charge_states.insert(tx, key, row.scope_id, state)
     answer = receipt(charge_id, status, change, expires, row.scope.name, seq)
     if request.idempotency_key:
         tx.run(
@@ -81,53 +83,47 @@ def record(tx: Transaction, key: bytes, request: ChargeRequest, price: Cost, ttl
 
 def commit_reservation(tx: Transaction, key: bytes, charge_id: str, principal: str) -> Receipt:
     """Make a reservation final. Raises Fenced when its time is over, InvalidParameter for an unknown one."""
-    scope, status, expires = _state(tx, charge_id, principal)
+    state = owned(tx, key, charge_id, principal)
+    scope = state.scope
     row = read_scope(tx, key, scope)
     now = tx.now_ms()
-    if status == "committed":
+    if state.status == "committed":
         return receipt(charge_id, "committed", Caps(0, 0, 0), 0, scope, row.seq)
-    if status != "reserved" or now >= expires:
+    if state.status != "reserved" or now >= state.expires_ms:
         raise Fenced("the reservation has expired; nothing may be drawn from it")
     seq = append(tx, key, row, (charge_id, "committed", principal, ""), Caps(0, 0, 0), now)
-    tx.run("UPDATE charge_state SET status = 'committed', expires_ms = 0 WHERE charge_id = ?", charge_id)
+    charge_states.update(tx, key, replace(state, status="committed", expires_ms=0))
     return receipt(charge_id, "committed", Caps(0, 0, 0), 0, scope, seq)
 
 
-def scope_of_charge(tx: Transaction, charge_id: str, principal: str) -> str:
-    """Name of the scope a charge of this principal belongs to."""
-    return _state(tx, charge_id, principal)[0]
-
-
-def line_of_charge(tx: Transaction, charge_id: str, principal: str) -> dict[str, object]:
-    """The line that a charge of this principal pays for, as JSON."""
-    _state(tx, charge_id, principal)
-    body = json.loads(tx.rows("SELECT line FROM charge_state WHERE charge_id = ?", charge_id)[0][0])
-    line: dict[str, object] = body["line"]
-    return line
+def owned(tx: Transaction, key: bytes, charge_id: str, principal: str) -> ChargeState:
+    """A charge of this principal. Raises InvalidParameter for any other id."""
+    state = charge_states.read(tx, key, charge_id)
+    if state is None or state.principal != principal:
+        raise InvalidParameter("charge_id", charge_id[:64], "a charge of this principal")
+    return state
 
 
 def expire_due(tx: Transaction, key: bytes, row: ScopeRow, now: int) -> int:
     """Return the amounts of some of the scope's reservations whose time is over; how many."""
-    due = tx.rows(
-        "SELECT charge_id FROM charge_state WHERE scope_id = ? AND status = 'reserved' AND expires_ms <= ?"
-        " ORDER BY expires_ms LIMIT ?",
-        *(row.scope_id, now, _SWEEP),
-    )
-    for (charge_id,) in due:
-        _expire(tx, key, read_scope(tx, key, row.scope.name), charge_id, now)
-    return len(due)
+    ids = charge_states.due(tx, row.scope_id, now, _SWEEP)
+    for charge_id in ids:
+        state = charge_states.read(tx, key, charge_id)
+        if state is not None:
+            _expire(tx, key, state, now)
+    return len(ids)
 
 
 def expire_one(tx: Transaction, key: bytes, charge_id: str, principal: str) -> int:
     """Return one undrawn reservation at once; 0 where it has expired already. A final charge is refused."""
-    scope, status, _ = _state(tx, charge_id, principal)
-    if status == "committed":
+    state = owned(tx, key, charge_id, principal)
+    if state.status == "committed":
         raise InvalidParameter(
             "charge_id", charge_id, "a reservation that is not committed; nothing is refunded"
         )
-    if status == "expired":
+    if state.status == "expired":
         return 0
-    _expire(tx, key, read_scope(tx, key, scope), charge_id, tx.now_ms())
+    _expire(tx, key, state, tx.now_ms())
     return 1
 
 
@@ -178,23 +174,9 @@ def _answered(tx: Transaction, request: ChargeRequest, digest: bytes) -> Receipt
     )
 
 
-def _state(tx: Transaction, charge_id: str, principal: str) -> tuple[str, str, int]:
-    found = tx.rows(
-        "SELECT s.name, c.status, c.expires_ms FROM charge_state c"
-        " JOIN scope s ON s.scope_id = c.scope_id WHERE c.charge_id = ? AND c.principal = ?",
-        *(charge_id, principal),
-    )
-    if not found:
-        raise InvalidParameter("charge_id", charge_id[:64], "a charge of this principal")
-    scope, status, expires = found[0]
-    return str(scope), str(status), int(expires)
-
-
-def _expire(tx: Transaction, key: bytes, row: ScopeRow, charge_id: str, now: int) -> None:
-    main, epsilon, delta, line, principal = tx.rows(
-        "SELECT main, epsilon, delta, line, principal FROM charge_state WHERE charge_id = ?", charge_id
-    )[0]
-    body = json.loads(line)
-    main = groups.leave(tx, row.scope_id, body["group"], body["members"], main)
-    append(tx, key, row, (charge_id, "expired", principal, ""), Caps(-main, -epsilon, -delta), now)
-    tx.run("UPDATE charge_state SET status = 'expired' WHERE charge_id = ?", charge_id)
+def _expire(tx: Transaction, key: bytes, state: ChargeState, now: int) -> None:
+    row, body = read_scope(tx, key, state.scope), json.loads(state.line)
+    main = groups.leave(tx, row.scope_id, body["group"], body["members"], state.main)
+    what = (state.charge_id, "expired", state.principal, "")
+    append(tx, key, row, what, Caps(-main, -state.epsilon, -state.delta), now)
+    charge_states.update(tx, key, replace(state, status="expired"))

@@ -43,6 +43,7 @@ __all__ = ["BudgetClient", "LeaseGrant"]
 _RETRIED: Final = (429, 502, 503, 504)
 _WAIT_MAX_S: Final = 5.0
 _PAGE: Final = 1000
+_COMPUTED_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class BudgetClient:
         token: bearer token; "" where a certificate is used.
         ca: PEM file of the service's CA; the system's CAs where not given.
         certificate: PEM files (certificate, key) for mTLS.
-        timeout_s: for connecting and for each answer.
+        timeout_s: for connecting and for each answer; one that an accountant computes (a training line's)
+            may take five minutes, because asking again would only compute it twice.
         retries_max: further tries after the first.
         backoff_s: wait before the first retry; doubles with each, up to 5 s.
     """
@@ -109,6 +111,7 @@ class BudgetClient:
             verify=context,
             trust_env=False,
         )
+        self._computed: Final = httpx.Timeout(max(timeout_s, _COMPUTED_S), connect=timeout_s)
         self._retries_max: Final = retries_max
         self._backoff_s: Final = positive_real("backoff_s", backoff_s)
         self._sleep: Final = sleep
@@ -230,6 +233,7 @@ class BudgetClient:
         where: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         headers = {"Idempotency-Key": key} if key else {}
+        patience = self._computed if _is_training(body) else self._http.timeout
         content = b"" if body is None else json.dumps(body, allow_nan=False).encode()
         if content:
             headers["Content-Type"] = "application/json"
@@ -237,7 +241,9 @@ class BudgetClient:
         for attempt in range(tries):
             wait_s = self._backoff_s * 2**attempt
             try:
-                answer = self._http.request(method, path, content=content, headers=headers, params=where)
+                answer = self._http.request(
+                    method, path, content=content, headers=headers, params=where, timeout=patience
+                )
             except httpx.TransportError as error:
                 failure: EvertallyError = ServiceUnavailable(
                     f"the budget service at {self._http.base_url} gave no answer: {type(error).__name__}"
@@ -276,6 +282,11 @@ def _error_of(answer: httpx.Response) -> EvertallyError:
             return ServiceUnavailable(f"the budget service says {code}: {detail}")
         case _:
             return InvalidParameter(said.get("field") or code, said.get("received", ""), detail)
+
+
+def _is_training(body: object) -> bool:
+    line = body.get("line") if isinstance(body, Mapping) else None
+    return isinstance(line, Mapping) and line.get("kind") == TrainingLine.kind
 
 
 def _retry_after_s(answer: httpx.Response) -> float:

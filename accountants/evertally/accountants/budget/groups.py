@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evertally.accountants.budget.sql import Transaction
 
-__all__ = ["join", "leave", "rise"]
+__all__ = ["join", "leave", "rise", "sums"]
 
 
 def rise(tx: Transaction, scope_id: int, group: str, members: Sequence[str], main: int) -> int:
@@ -38,6 +38,12 @@ def leave(tx: Transaction, scope_id: int, group: str, members: Sequence[str], ma
             *(main, scope_id, group, member),
         )
     return before - _peak(tx, scope_id, group)
+
+
+def sums(tx: Transaction, scope_id: int) -> dict[tuple[str, str], int]:
+    """What is stored of every member that anything was charged for, by (group, member)."""
+    rows = tx.rows("SELECT group_name, member, main FROM member WHERE scope_id = ? AND main <> 0", scope_id)
+    return {(group, member): main for group, member, main in rows}
 
 
 def _peak(tx: Transaction, scope_id: int, group: str) -> int:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from evertally.accountants.budget import groups, streams
+from evertally.accountants.budget import charge_states, groups, streams
 from evertally.accountants.budget.book import receipt
+from evertally.accountants.budget.charge_states import ChargeState
 from evertally.accountants.budget.charges import ChargeRequest, cost, request_from_json
 from evertally.accountants.budget.counter_loss import CounterParameters
 from evertally.accountants.budget.lines import CounterLine
@@ -58,11 +59,15 @@ def extend(tx: Transaction, key: bytes, pk: int, opened: OpenedStream, slack_hor
     body, request = plan.request.body(), plan.request
     groups.join(tx, row.scope_id, request.group, request.members, plan.more)
     seq = append(tx, key, row, (charge_id, "extended", request.principal, body), plan.change, tx.now_ms())
-    tx.run(
-        "UPDATE charge_state SET line = ?, main = main + ?, epsilon = epsilon + ?, delta = delta + ?"
-        " WHERE charge_id = ?",
-        *(body, plan.more, plan.change.epsilon, plan.change.delta, charge_id),
+    state = plan.state
+    grown = replace(
+        state,
+        line=body,
+        main=state.main + plan.more,
+        epsilon=state.epsilon + plan.change.epsilon,
+        delta=state.delta + plan.change.delta,
     )
+    charge_states.update(tx, key, grown)
     known = streams.read_horizons(tx, key, pk, opened)
     for horizon in (slack_horizon,) if known else (plan.paid, slack_horizon):
         streams.add_horizon(tx, key, pk, opened, len(known), horizon)
@@ -75,11 +80,13 @@ class _Plan:
     """An extension: the line at its new horizon, what it adds to the line and to the spend.
 
     Attributes:
+        state: where the charge stands now.
         paid: the horizon that is paid for now.
         more: how much the line's own cost grows, in units of the filter.
     """
 
     row: ScopeRow
+    state: ChargeState
     request: ChargeRequest
     paid: int
     more: int
@@ -88,13 +95,10 @@ class _Plan:
 
 def _plan(tx: Transaction, key: bytes, opened: OpenedStream, slack_horizon: int) -> _Plan:
     positive_integer("slack_horizon", slack_horizon, high=2**50)
-    found = tx.rows(
-        "SELECT line, principal, main, epsilon, delta FROM charge_state WHERE charge_id = ?", opened.charge_id
-    )
-    if not found:
+    state = charge_states.read(tx, key, opened.charge_id)
+    if state is None:
         raise IntegrityError(f"the charge of stream {opened.name} is not in the ledger")
-    line, principal, main, epsilon, delta = found[0]
-    now = request_from_json(json.loads(line), principal)
+    now = request_from_json(json.loads(state.line), state.principal)
     later = extended_request(now, slack_horizon)
     paid = counter_parameters(now).slack_horizon
     if opened.slack_horizon not in (None, paid):
@@ -103,7 +107,8 @@ def _plan(tx: Transaction, key: bytes, opened: OpenedStream, slack_horizon: int)
         raise InvalidParameter("slack_horizon", slack_horizon, f"at least {paid}, which is paid for")
     row = read_scope(tx, key, opened.scope)
     price = cost(row.scope, later)
-    rises = zip((price.main, price.epsilon, price.delta), (main, epsilon, delta), strict=True)
+    before = state.main, state.epsilon, state.delta
+    rises = zip((price.main, price.epsilon, price.delta), before, strict=True)
     more, own_epsilon, own_delta = (max(0, new - old) if slack_horizon > paid else 0 for new, old in rises)
     main_change = groups.rise(tx, row.scope_id, later.group, later.members, more)
-    return _Plan(row, later, paid, more, Caps(main_change, own_epsilon, own_delta))
+    return _Plan(row, state, later, paid, more, Caps(main_change, own_epsilon, own_delta))

@@ -22,6 +22,7 @@ from evertally.accountants.budget.records import (
     VerifyReport,
 )
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
+from evertally.errors import EvertallyError
 
 __all__ = [
     "ChargeRow",
@@ -87,6 +88,19 @@ class LedgerStore(Protocol):
 
     def charge(self, request: ChargeRequest) -> Receipt:
         """Reserve and commit in one transaction. Raises BudgetExceeded."""
+        ...
+
+    def record_all(
+        self, wishes: Sequence[tuple[ChargeRequest, int | None]]
+    ) -> list[Receipt | EvertallyError]:
+        """Decide many charges at once, each as `charge` (None) or `reserve` (its ttl_ms) would.
+
+        The answers stand in the wishes' order; a refusal, or the reason why there is none, in its place.
+        """
+        ...
+
+    def charge_of(self, charge_id: str, principal: str = "local") -> ChargeRequest:
+        """What a charge of this principal pays for. Raises InvalidParameter for any other id."""
         ...
 
     def charges(self, scope: str, after_seq: int = 0, limit: int = 1000) -> list[ChargeRow]:

@@ -129,10 +129,11 @@ class PostgresBackend:
 
 
 class _PostgresTransaction:
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "memo")
 
     def __init__(self, connection: psycopg.Connection[Row]) -> None:
         self._connection = connection
+        self.memo: dict[tuple[str, str], Any] = {}
 
     def rows(self, sql: str, *parameters: object) -> list[Row]:
         with _translated():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from evertally.accountants.budget import charge_states
 from evertally.accountants.budget.chain import link
 from evertally.accountants.budget.sql import StorageError, Transaction
 from evertally.errors import IntegrityError
@@ -85,8 +86,12 @@ CREATE TABLE horizon (
   slack_horizon {integer} NOT NULL, mac {blob} NOT NULL, PRIMARY KEY (incarnation_pk, number)){table_end}
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+_VERSION_3: Final = "ALTER TABLE charge_state ADD COLUMN mac {blob}"
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """MIGRATIONS[v] leads from version v to v + 1. Released ones are never edited."""
+_FILL: Final[dict[int, Callable[[Transaction, bytes], None]]] = {3: charge_states.seal_all}
+"""What fills new columns of old rows, by the version that is reached."""
 
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
 
@@ -97,7 +102,8 @@ def is_current(tx: Transaction, chain_key: bytes) -> bool:
         meta: dict[str, str] = dict(tx.rows("SELECT name, value FROM meta"))
     except (StorageError, IntegrityError):
         return False
-    return meta == {"schema_version": str(len(MIGRATIONS)), "chain_key": _fingerprint(chain_key)}
+    wanted = {"schema_version": str(len(MIGRATIONS)), "chain_key": _fingerprint(chain_key)}
+    return {name: meta.get(name) for name in wanted} == wanted
 
 
 def migrate(tx: Transaction, dialect: Dialect, chain_key: bytes) -> None:
@@ -118,6 +124,8 @@ def migrate(tx: Transaction, dialect: Dialect, chain_key: bytes) -> None:
     for reached, script in enumerate(MIGRATIONS[version:], version + 1):
         for statement in (*_statements(script, dialect), *dialect.append_only.get(reached, ())):
             tx.run(statement)
+        if reached in _FILL:
+            _FILL[reached](tx, chain_key)
     if version == 0:
         tx.run("INSERT INTO meta (name, value) VALUES ('chain_key', ?)", fingerprint)
         tx.run("INSERT INTO meta (name, value) VALUES ('schema_version', ?)", str(known))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ __all__ = [
     "scope_lock",
 ]
 
+_MEMO: Final = "scope"
 _COLUMNS: Final = (
     "scope_id, name, definition, cap_main, cap_epsilon, cap_delta, main, epsilon, delta, seq, chain, mac"
 )
@@ -75,10 +76,14 @@ def create_scope(tx: Transaction, key: bytes, scope: Scope) -> ScopeStatus:
 
 def read_scope(tx: Transaction, key: bytes, name: str) -> ScopeRow:
     """One scope, its HMAC checked. Raises InvalidParameter for an unknown name."""
+    known: ScopeRow | None = tx.memo.get((_MEMO, name))
+    if known is not None:  # read, or written, in this very transaction
+        return known
     found = tx.rows(f"SELECT {_COLUMNS} FROM scope WHERE name = ?", name)  # noqa: S608 - a literal list
     if not found:
         raise InvalidParameter("scope", name, "the name of a scope in this ledger")
-    return _scope_row(key, found[0])
+    row = tx.memo[_MEMO, name] = _scope_row(key, found[0])
+    return row
 
 
 def read_scopes(tx: Transaction, key: bytes) -> list[ScopeRow]:
@@ -129,6 +134,7 @@ def append(
         " chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         *(row.scope_id, *entry[1:], chain),
     )
+    tx.memo[_MEMO, row.scope.name] = replace(row, spent=spent, seq=entry.seq, chain=chain)
     return entry.seq
 
 

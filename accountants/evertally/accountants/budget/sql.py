@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from evertally.errors import EvertallyError, IntegrityError, ServiceUnavailable
@@ -24,7 +24,16 @@ RETRIES_MAX: Final = 8
 
 
 class Transaction(Protocol):
-    """Statements inside an open transaction; parameters stand as `?`."""
+    """Statements inside an open transaction; parameters stand as `?`.
+
+    `memo` holds what work has read or written under the transaction's locks and may use again in it. It is
+    emptied whenever work is undone.
+    """
+
+    @property
+    def memo(self) -> dict[tuple[str, str], Any]:
+        """Rows by kind and name."""
+        ...
 
     def rows(self, sql: str, *parameters: object) -> list[Row]:
         """Run a statement and fetch everything it returns."""
@@ -94,13 +103,16 @@ def read_stored(backend: Backend, work: Callable[[Transaction], T]) -> T:
 
 
 class _Job(Generic[T]):
-    __slots__ = ("error", "leads", "locks", "value", "wake", "work")
+    __slots__ = ("done", "error", "leads", "locks", "value", "wake", "work")
 
-    def __init__(self, work: Callable[[Transaction], T], locks: tuple[str, ...]) -> None:
+    def __init__(
+        self, work: Callable[[Transaction], T], locks: tuple[str, ...], wake: threading.Event
+    ) -> None:
         self.work = work
         self.locks = locks
-        self.wake = threading.Event()
+        self.wake = wake
         self.leads = False
+        self.done = False
         self.value: T | None = None
         self.error: BaseException | None = None
 
@@ -127,30 +139,53 @@ class Writer:
             work: may run more than once; only its last run is committed.
             locks: names that other processes' work on the same rows also takes.
         """
-        if os.getpid() != self._pid:
-            raise IntegrityError("a ledger opened before a fork cannot be used after it; open it again")
-        job = _Job(work, locks)
-        with self._mutex:
-            self._queue.append(job)
-            job.leads = not self._busy
-            self._busy = True
-        if not job.leads:
-            self._await(job)
-        if job.leads:
-            self._lead(job)
+        (job,) = self._run([(work, locks)])
         if job.error is not None:
             raise job.error
         return job.value  # type: ignore[return-value]  # set wherever there is no error
 
-    def _await(self, job: _Job[Any]) -> None:
-        """Wait until the job is done or has become the next leader."""
+    def run_all(
+        self, pieces: Sequence[tuple[Callable[[Transaction], T], tuple[str, ...]]]
+    ) -> list[T | Exception]:
+        """Run many pieces of (work, locks) as if each had a thread of its own; the results, or why none."""
+        answers: list[T | Exception] = []
+        for job in self._run(pieces):
+            if job.error is not None and not isinstance(job.error, Exception):
+                raise job.error
+            answers.append(job.value if job.error is None else job.error)  # type: ignore[arg-type]  # as above
+        return answers
+
+    def _run(self, pieces: Sequence[tuple[Callable[[Transaction], T], tuple[str, ...]]]) -> list[_Job[T]]:
+        if os.getpid() != self._pid:
+            raise IntegrityError("a ledger opened before a fork cannot be used after it; open it again")
+        wake = threading.Event()
+        jobs = [_Job(work, locks, wake) for work, locks in pieces]
+        if not jobs:
+            return jobs
+        with self._mutex:
+            self._queue.extend(jobs)
+            jobs[0].leads = not self._busy
+            self._busy = True
+        for job in jobs:
+            while not job.done:
+                if job.leads:
+                    self._lead(job)
+                else:
+                    self._await(job, jobs)
+        return jobs
+
+    def _await(self, job: _Job[Any], jobs: list[_Job[Any]]) -> None:
+        """Wait until the job may be done or may have become the next leader."""
         try:
             job.wake.wait()
+            job.wake.clear()  # before its state is looked at: what comes later sets it again
         except BaseException:  # an interrupt: leave the queue, and hand leadership on
             with self._mutex:
-                if job in self._queue:
-                    self._queue.remove(job)
-                if job.leads:
+                led = [own for own in jobs if own.leads and not own.done]
+                for own in jobs:
+                    if own in self._queue:
+                        self._queue.remove(own)
+                if led:
                     self._promote()
             raise
 
@@ -171,6 +206,7 @@ class Writer:
             with self._mutex:
                 self._promote()
             for job in jobs:
+                job.done = True
                 job.wake.set()
 
     def _promote(self) -> None:
@@ -210,6 +246,7 @@ def _attempt(transaction: Transaction, job: _Job[Any], *, alone: bool) -> None:
         raise
     except Exception as error:
         job.error = error
+        transaction.memo.clear()
         if not alone:
             transaction.run("ROLLBACK TO SAVEPOINT job")
     if not alone:

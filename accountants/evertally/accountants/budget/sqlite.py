@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -161,11 +161,12 @@ def require_durable(journal_mode: str, synchronous: object) -> None:
 
 
 class _SqliteTransaction:
-    __slots__ = ("_backend", "_connection")
+    __slots__ = ("_backend", "_connection", "memo")
 
     def __init__(self, connection: apsw.Connection, backend: SqliteBackend) -> None:
         self._connection = connection
         self._backend = backend
+        self.memo: dict[tuple[str, str], Any] = {}
 
     def rows(self, sql: str, *parameters: object) -> list[Row]:
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 from evertally.accountants.budget import book, heads, horizon, releases, scope_book, streams
-from evertally.accountants.budget.charges import ChargeRequest, Cost, cost
+from evertally.accountants.budget.charges import ChargeRequest, Cost, cost, request_from_json
 from evertally.accountants.budget.lines import CounterLine
 from evertally.accountants.budget.records import (
     ChargeRow,
@@ -21,7 +22,7 @@ from evertally.accountants.budget.schema import Dialect, is_current, migrate
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
 from evertally.accountants.budget.sql import Backend, T, Transaction, Writer, read_stored
 from evertally.accountants.budget.verify import verify_ledger
-from evertally.errors import IntegrityError, InvalidParameter
+from evertally.errors import EvertallyError, IntegrityError, InvalidParameter
 from evertally.validation import integer, positive_integer
 
 __all__ = ["SqlLedger"]
@@ -66,12 +67,28 @@ class SqlLedger:
 
     def reserve(self, request: ChargeRequest, ttl_ms: int) -> Receipt:
         """See `LedgerStore`."""
-        positive_integer("ttl_ms", ttl_ms, high=_TTL_MS_MAX)
         return self._record(request, ttl_ms)
 
     def charge(self, request: ChargeRequest) -> Receipt:
         """See `LedgerStore`."""
         return self._record(request, None)
+
+    def record_all(
+        self, wishes: Sequence[tuple[ChargeRequest, int | None]]
+    ) -> list[Receipt | EvertallyError]:
+        """See `LedgerStore`."""
+        answers: dict[int, Receipt | EvertallyError] = {}
+        pieces: dict[int, tuple[Callable[[Transaction], Receipt], tuple[str, ...]]] = {}
+        for place, (request, ttl_ms) in enumerate(wishes):
+            try:
+                pieces[place] = self._recording(request, ttl_ms)
+            except EvertallyError as error:
+                answers[place] = error
+        for place, answer in zip(pieces, self._writer.run_all(list(pieces.values())), strict=True):
+            if not isinstance(answer, Receipt | EvertallyError):
+                raise answer
+            answers[place] = answer
+        return [answers[place] for place in range(len(wishes))]
 
     def commit_charge(self, charge_id: str, principal: str = "local") -> Receipt:
         """See `LedgerStore`."""
@@ -84,6 +101,11 @@ class SqlLedger:
             lock = self._charge_lock(charge_id, principal)
             return self._writer.run(lambda tx: book.expire_one(tx, self._key, charge_id, principal), lock)
         return sum(self._expire_scope(status.scope.name) for status in self.scopes())
+
+    def charge_of(self, charge_id: str, principal: str = "local") -> ChargeRequest:
+        """See `LedgerStore`."""
+        state = self._read(lambda tx: book.owned(tx, self._key, charge_id, principal))
+        return request_from_json(json.loads(state.line), principal)
 
     def charges(self, scope: str, after_seq: int = 0, limit: int = 1000) -> list[ChargeRow]:
         """See `LedgerStore`."""
@@ -235,11 +257,18 @@ class SqlLedger:
         return read_stored(self._backend, work)
 
     def _record(self, request: ChargeRequest, ttl_ms: int | None) -> Receipt:
+        work, locks = self._recording(request, ttl_ms)
+        return self._writer.run(work, *locks)
+
+    def _recording(
+        self, request: ChargeRequest, ttl_ms: int | None
+    ) -> tuple[Callable[[Transaction], Receipt], tuple[str, ...]]:
+        """What records a charge, and the locks it needs."""
+        if ttl_ms is not None:
+            positive_integer("ttl_ms", ttl_ms, high=_TTL_MS_MAX)
         price = self._price(request)
-        return self._writer.run(
-            lambda tx: book.record(tx, self._key, request, price, ttl_ms),
-            scope_book.scope_lock(request.scope),
-        )
+        locks = (scope_book.scope_lock(request.scope),)
+        return (lambda tx: book.record(tx, self._key, request, price, ttl_ms)), locks
 
     def _price(self, request: ChargeRequest) -> Cost:
         scope = self._scopes.get(request.scope)
@@ -249,7 +278,9 @@ class SqlLedger:
         return cost(scope, request)
 
     def _charge_lock(self, charge_id: str, principal: str) -> str:
-        return scope_book.scope_lock(self._read(lambda tx: book.scope_of_charge(tx, charge_id, principal)))
+        return scope_book.scope_lock(
+            self._read(lambda tx: book.owned(tx, self._key, charge_id, principal)).scope
+        )
 
     def _expire_scope(self, name: str) -> int:
         def work(tx: Transaction) -> int:

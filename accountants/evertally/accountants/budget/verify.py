@@ -8,11 +8,12 @@ No bound depends on time or load: the work they may do is counted in operations.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 
-from evertally.accountants.budget import heads, releases, streams
+from evertally.accountants.budget import charge_states, groups, heads, releases, streams
 from evertally.accountants.budget.chain import link, tick_bytes
 from evertally.accountants.budget.charges import request_from_json
 from evertally.accountants.budget.lines import CounterLine
@@ -49,7 +50,7 @@ def verify_ledger(backend: Backend, key: bytes) -> VerifyReport:
         except IntegrityError as error:
             problems.append(str(error))
             continue
-        problems += read_stored(backend, partial(_horizon, pk=pk, opened=opened))
+        problems += read_stored(backend, partial(_horizon, key=key, pk=pk, opened=opened))
         for shard in range(opened.shards):
             walk = partial(_shard, key=key, pk=pk, opened=opened, shard=shard)
             rows, found = _guarded(backend, heads.shard_words(opened.shard(shard)), walk)
@@ -96,24 +97,35 @@ def _scope(tx: Transaction, key: bytes, name: str) -> tuple[int, list[str]]:
         problems.append(f"scope {name}: the stored spend is not the sum of its history")
     if seq != stored.seq or chain != stored.chain:
         problems.append(f"scope {name}: its history was altered or cut")
-    states = tx.rows(
-        "SELECT c.charge_id, c.status, c.line FROM charge_state c JOIN scope s ON s.scope_id = c.scope_id"
-        " WHERE s.name = ?",
-        name,
-    )
-    stands = {charge_id: (status, "" if status == "expired" else line) for charge_id, status, line in states}
+    states = charge_states.read_all(tx, key, name)
+    stands = {s.charge_id: (s.status, "" if s.status == "expired" else s.line) for s in states}
     if stands != replay.states():
         problems.append(f"scope {name}: the state of a charge is not what its history says")
+    if groups.sums(tx, stored.scope_id) != _group_sums(states):
+        problems.append(f"scope {name}: the sums of its groups are not those of its charges")
     return seq, problems
 
 
-def _horizon(tx: Transaction, pk: int, opened: OpenedStream) -> list[str]:
+def _group_sums(states: list[charge_states.ChargeState]) -> dict[tuple[str, str], int]:
+    """What every member of a group was charged, by (group, member), where it was anything."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for state in states:
+        body = json.loads(state.line)
+        if state.status != "expired" and state.main:
+            sums.update({(body["group"], member): state.main for member in body["members"]})
+    return dict(sums)
+
+
+def _horizon(tx: Transaction, key: bytes, pk: int, opened: OpenedStream) -> list[str]:
     """The horizon a stream runs under is the one that its charge paid for, and no tick lies past it."""
     if opened.slack_horizon is None:
         return []
     what = f"stream {opened.name}, incarnation {opened.incarnation}"
-    found = tx.rows("SELECT line FROM charge_state WHERE charge_id = ?", opened.charge_id)
-    line = request_from_json(json.loads(found[0][0])).line if found else None
+    try:
+        state = charge_states.read(tx, key, opened.charge_id)
+    except IntegrityError as error:
+        return [f"{what}: {error}"]
+    line = request_from_json(json.loads(state.line)).line if state else None
     paid = line.parameters.slack_horizon if isinstance(line, CounterLine) else 0
     problems = []
     if paid != opened.slack_horizon:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from evertally.accountants.budget import book
 from evertally.accountants.budget.canonical import name
 from evertally.accountants.budget.charges import ChargeRequest
 from evertally.accountants.budget.ledger import OpenedStream, Receipt
@@ -24,6 +22,7 @@ from evertally.accountants.budget.service.answers import (
     ScopeOut,
     StreamOut,
 )
+from evertally.accountants.budget.service.direct import DirectRoute
 from evertally.accountants.budget.service.fitting import fit
 from evertally.accountants.budget.service.grants import Principal, authorize
 from evertally.accountants.budget.service.problems import Problem, Refusal
@@ -31,10 +30,11 @@ from evertally.accountants.budget.service.schemas import ChargeIn, DraftIn, Quot
 from evertally.accountants.budget.service.state import ServiceState
 from evertally.errors import BudgetExceeded, InvalidParameter
 
-__all__ = ["Caller", "IdempotencyKey", "State", "receipt_response", "request_of", "router"]
+__all__ = ["Caller", "IdempotencyKey", "State", "charge_router", "receipt_response", "request_of", "router"]
 
-T = TypeVar("T")
 router = APIRouter(prefix="/v1")
+charge_router = APIRouter(prefix="/v1", route_class=DirectRoute)
+"""What is asked often."""
 
 
 async def _caller(request: Request) -> Principal:
@@ -88,7 +88,7 @@ async def read_scope(scope: str, caller: Caller, state: State) -> ScopeOut:
     return ScopeOut.of(await state.workers.run(lambda: state.ledger.scope_status(scope)))
 
 
-@router.post("/quote", tags=["charges"], summary="Dry run of a charge", response_model=ReceiptOut)
+@charge_router.post("/quote", tags=["charges"], summary="Dry run of a charge", response_model=ReceiptOut)
 async def quote(body: QuoteIn, caller: Caller, state: State) -> Response:
     """What the charge would cost now; 409 where it does not fit. Changes nothing."""
     authorize(caller, "scope", body.scope, "quote")
@@ -98,7 +98,7 @@ async def quote(body: QuoteIn, caller: Caller, state: State) -> Response:
     return receipt_response(receipt, 200)
 
 
-@router.post(
+@charge_router.post(
     "/charges", status_code=201, tags=["charges"], summary="Charge a scope", response_model=ReceiptOut
 )
 async def charge(
@@ -110,13 +110,22 @@ async def charge(
     """
     authorize(caller, "scope", body.scope, "reserve", *(("commit",) if body.mode == "commit" else ()))
 
-    def work() -> Receipt:
-        request = request_of(body, caller, idempotency_key)
-        if body.mode == "commit":
-            return state.ledger.charge(request)
-        return state.ledger.reserve(request, body.ttl_ms)
+    ttl_ms = None if body.mode == "commit" else body.ttl_ms
 
-    return receipt_response(await state.workers.run(_counted(state, work), heavy=_heavy(body)), 201)
+    def work() -> Receipt:  # a training line computes for seconds before it can be decided
+        request = request_of(body, caller, idempotency_key)
+        return state.ledger.charge(request) if ttl_ms is None else state.ledger.reserve(request, ttl_ms)
+
+    try:
+        if _heavy(body):
+            receipt = await state.workers.run(work, heavy=True)
+        else:
+            receipt = await state.admissions.admit(request_of(body, caller, idempotency_key), ttl_ms)
+    except BudgetExceeded:
+        state.telemetry.decisions.labels("refused").inc()
+        raise
+    state.telemetry.decisions.labels("granted").inc()
+    return receipt_response(receipt, 201)
 
 
 @router.post("/charges/{charge_id}/commit", tags=["charges"], summary="Commit", response_model=ReceiptOut)
@@ -125,7 +134,7 @@ async def commit(charge_id: str, caller: Caller, state: State) -> Response:
     name("charge_id", charge_id)
 
     def work() -> Receipt:
-        scope = state.tables.read(lambda tx: book.scope_of_charge(tx, charge_id, caller.name))
+        scope = state.ledger.charge_of(charge_id, caller.name).scope
         authorize(caller, "scope", scope, "commit")
         return state.ledger.commit_charge(charge_id, caller.name)
 
@@ -138,7 +147,7 @@ async def expire(charge_id: str, caller: Caller, state: State) -> ExpiredOut:
     name("charge_id", charge_id)
 
     def work() -> int:
-        scope = state.tables.read(lambda tx: book.scope_of_charge(tx, charge_id, caller.name))
+        scope = state.ledger.charge_of(charge_id, caller.name).scope
         authorize(caller, "scope", scope, "reserve")
         try:
             return state.ledger.expire(charge_id, caller.name)
@@ -243,19 +252,6 @@ def _scope_of(body: ScopeIn) -> Scope:
 def _stream_out(state: ServiceState, caller: Principal, opened: OpenedStream) -> StreamOut:
     heads = [state.ledger.head(opened.shard(shard)) for shard in range(opened.shards)]
     return StreamOut.of(opened, heads, scope_visible=caller.sees("scope", opened.scope))
-
-
-def _counted(state: ServiceState, work: Callable[[], T]) -> Callable[[], T]:
-    def counted() -> T:
-        try:
-            answer = work()
-        except BudgetExceeded:
-            state.telemetry.decisions.labels("refused").inc()
-            raise
-        state.telemetry.decisions.labels("granted").inc()
-        return answer
-
-    return counted
 
 
 def _heavy(body: QuoteIn) -> bool:

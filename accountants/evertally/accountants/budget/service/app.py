@@ -14,7 +14,9 @@ from starlette.responses import Response
 
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.service.access import Access, Workers
-from evertally.accountants.budget.service.api import router
+from evertally.accountants.budget.service.admissions import Admissions
+from evertally.accountants.budget.service.api import charge_router, router
+from evertally.accountants.budget.service.direct import direct_apps
 from evertally.accountants.budget.service.guard import Guard
 from evertally.accountants.budget.service.health import health_router
 from evertally.accountants.budget.service.lease_api import lease_router
@@ -25,7 +27,7 @@ from evertally.accountants.budget.service.problems import (
     Problem,
     Refusal,
     problem_of,
-    received_text,
+    problem_of_body,
     response_of,
 )
 from evertally.accountants.budget.service.settings import ServiceSettings
@@ -36,10 +38,6 @@ from evertally.accountants.budget.service.tokens import TokenStore
 from evertally.errors import EvertallyError
 
 __all__ = ["create_app"]
-
-_TAGS = frozenset(
-    {"counter", "gaussian", "windows", "key_selection", "training", "body", "query", "path", "header"}
-)
 
 
 def create_app(
@@ -54,10 +52,12 @@ def create_app(
     """
     tables, workers, telemetry = ServiceTables(location), Workers(settings.workers), Telemetry()
     access = Access(TokenStore(tables), workers, certificates=bool(settings.client_ca))
-    state = ServiceState(ledger, tables, LeaseStore(tables), access, workers, telemetry, settings)
+    state = ServiceState(
+        ledger, tables, LeaseStore(tables), access, workers, Admissions(ledger), telemetry, settings
+    )
     app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = state
-    for routes in (router, lease_router, health_router):
+    for routes in (charge_router, router, lease_router, health_router):
         app.include_router(routes)
     if settings.page != "off":
         app.include_router(page_router(settings))
@@ -66,7 +66,7 @@ def create_app(
     app.add_exception_handler(Refusal, _refusal)
     app.add_exception_handler(EvertallyError, _error)
     publish(app, version("evertally"))
-    return Guard(app, access, settings, telemetry), state
+    return Guard(app, access, settings, telemetry, direct_apps(app, charge_router.routes)), state
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
@@ -81,19 +81,7 @@ async def _error(_: Request, error: Exception) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] in ("json_invalid", "json_type"):
-        return response_of(Problem("malformed_request", "the body is not JSON", "body", "", "a JSON object"))
-    field = ".".join(str(part) for part in first["loc"] if part not in _TAGS)[:256] or "body"
-    return response_of(
-        Problem(
-            "invalid_parameter",
-            str(first["msg"]),
-            field,
-            received_text(first.get("input")),
-            str(first["msg"]),
-        )
-    )
+    return response_of(problem_of_body(error.errors()[0]))
 
 
 async def _http(_: Request, error: Exception) -> Response:

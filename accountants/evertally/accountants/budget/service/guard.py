@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -41,8 +42,17 @@ _HEADERS: Final = (
 class Guard:
     """An ASGI application around the routes."""
 
-    def __init__(self, app: ASGIApp, access: Access, settings: ServiceSettings, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        settings: ServiceSettings,
+        telemetry: Telemetry,
+        direct: Mapping[tuple[str, str], ASGIApp],
+    ) -> None:
+        """`direct` answers (method, path) without a search through the routes of `app`."""
         self._app = app
+        self._direct = direct
         self._access = access
         self._settings = settings
         self._telemetry = telemetry
@@ -79,7 +89,8 @@ class Guard:
                         headers={"Retry-After": "1"},
                     )
                 )
-            await self._app(scope, await self._admitted(scope, receive), answer)
+            app = self._direct.get((scope["method"], scope["path"]), self._app)
+            await app(scope, await self._admitted(scope, receive), answer)
         except Refusal as refusal:
             await self._refuse(scope, receive, answer, refusal.problem)
         except EvertallyError as error:
@@ -126,26 +137,26 @@ class Guard:
         if declared.isdigit() and int(declared[:19]) > limit:
             raise Refusal(_too_large(limit))
         body = bytearray()
-        deadline = time.monotonic() + self._settings.body_timeout_s
         more = True
-        while more:
-            try:
-                message = await asyncio.wait_for(receive(), max(0.001, deadline - time.monotonic()))
-            except TimeoutError:
-                raise Refusal(
-                    Problem(
-                        "request_timeout",
-                        "the body did not arrive in time",
-                        allowed=f"{self._settings.body_timeout_s:g} s",
-                        headers={"Connection": "close"},
-                    )
-                ) from None
-            if message["type"] == "http.disconnect":
-                return _replay(b"", receive, disconnected=True)
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise Refusal(_too_large(limit))
-            more = message.get("more_body", False)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return _replay(b"", receive, disconnected=True)
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise Refusal(_too_large(limit))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise Refusal(
+                Problem(
+                    "request_timeout",
+                    "the body did not arrive in time",
+                    allowed=f"{self._settings.body_timeout_s:g} s",
+                    headers={"Connection": "close"},
+                )
+            ) from None
         return _replay(bytes(body), receive, disconnected=False)
 
     async def _refuse(self, scope: AsgiScope, receive: Receive, answer: _Answer, problem: Problem) -> None:

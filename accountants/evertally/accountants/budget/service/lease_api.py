@@ -8,7 +8,6 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from evertally.accountants.budget import book
 from evertally.accountants.budget.canonical import name
 from evertally.accountants.budget.service.answers import LeaseOut
 from evertally.accountants.budget.service.api import Caller, IdempotencyKey, State, request_of
@@ -102,8 +101,8 @@ async def _on_lease(
     def work() -> LeaseOut:
         lease = state.leases.get(lease_id, caller.name)
         authorize(caller, "scope", lease.scope, "lease")
-        line = state.tables.read(lambda tx: book.line_of_charge(tx, lease_id, caller.name))
-        return LeaseOut.of(change(lease), line)
+        line = state.ledger.charge_of(lease_id, caller.name).line
+        return LeaseOut.of(change(lease), line.to_json())
 
     return await state.workers.run(work)
 

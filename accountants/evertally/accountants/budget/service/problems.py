@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 
@@ -21,11 +21,15 @@ from evertally.errors import (
     UnsupportedMechanism,
 )
 
-__all__ = ["CODES", "MEDIA_TYPE", "Problem", "Refusal", "problem_of", "received_text", "response_of"]
+__all__ = ["CODES", "MEDIA_TYPE", "Problem", "Refusal", "problem_of", "problem_of_body", "response_of"]
 
 MEDIA_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:evertally:problem:"
 _TEXT_MAX: Final = 64
+_TAGS: Final = frozenset(
+    {"counter", "gaussian", "windows", "key_selection", "training", "body", "query", "path", "header"}
+)
+"""Parts of a schema's place that are not names of fields."""
 
 CODES: Final[Mapping[str, tuple[int, str]]] = {
     "malformed_request": (400, "The request cannot be read"),
@@ -117,6 +121,15 @@ def received_text(value: object) -> str:
         return value[:_TEXT_MAX]
     kinds: dict[type, str] = {dict: "an object", list: "a list", tuple: "a list"}
     return kinds.get(type(value), type(value).__name__)
+
+
+def problem_of_body(first: Mapping[str, Any]) -> Problem:
+    """The problem for the first complaint of a schema about a request."""
+    if first["type"] in ("json_invalid", "json_type"):
+        return Problem("malformed_request", "the body is not JSON", "body", "", "a JSON object")
+    field = ".".join(str(part) for part in first["loc"] if part not in _TAGS)[:256] or "body"
+    said = str(first["msg"])
+    return Problem("invalid_parameter", said, field, received_text(first.get("input")), said)
 
 
 def problem_of(error: EvertallyError) -> Problem:

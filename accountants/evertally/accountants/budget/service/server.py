@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.service.access import CERTIFICATE_CN
@@ -27,6 +26,7 @@ from evertally.errors import InvalidParameter, ServiceUnavailable
 __all__ = ["serve_ledger"]
 
 _HEADER_BYTES_MAX: Final = 16 * 1024
+_LONG_HEAD: Final = f"the request's head is longer than {_HEADER_BYTES_MAX} bytes"
 _KEEP_ALIVE_S: Final = 75
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -52,8 +52,11 @@ def serve_ledger(
     guard, state = create_app(ledger, location, settings)
     try:
         server = _Server(_config(guard, settings), guard, started)
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(server.serve())
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner,
+        ):
+            runner.run(server.serve())
     finally:
         state.close()
     if not server.started:
@@ -98,8 +101,12 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-class _Protocol(H11Protocol):
-    """HTTP/1.1 that hands the client certificate's name on and answers garbage with a problem."""
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 that hands the client certificate's name on, bounds heads, answers garbage with a problem."""
+
+    _in_head = True
+    _head_bytes = 0
+    _kept_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -107,20 +114,38 @@ class _Protocol(H11Protocol):
         if certificate:
             self.app = _named(self.app, _common_name(certificate))
 
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)  # counts from 0 again at every end of a head or message
+        super().data_received(data)
+        if self._in_head and self._head_bytes > _HEADER_BYTES_MAX and not self.transport.is_closing():
+            self.send_400_response(_LONG_HEAD)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # trailers say nothing here
+        super().on_header(name, value)
+        self._kept_bytes += len(name) + len(value)
+        if self._kept_bytes + len(self.url) > _HEADER_BYTES_MAX:
+            raise ValueError(_LONG_HEAD)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head, self._head_bytes = False, 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._head_bytes, self._kept_bytes = True, 0, 0
+
     def send_400_response(self, msg: str) -> None:
-        body = Problem("malformed_request", msg, allowed="HTTP/1.1").body()
-        headers = [
-            (b"content-type", MEDIA_TYPE.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
-            for event in (
-                h11.Response(status_code=400, headers=headers),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+        cycle = self.cycle
+        waits = cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
+        if waits and not self.pipeline:  # else it would be read as another request's answer
+            body = Problem("malformed_request", msg, allowed="HTTP/1.1").body()
+            head = (
+                f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
         self.transport.close()
 
 
@@ -134,7 +159,7 @@ def _config(guard: Guard, settings: ServiceSettings) -> uvicorn.Config:
         guard,
         host=settings.host,
         port=settings.port,
-        loop="asyncio",
+        loop="auto",
         http=_Protocol,
         ws="none",
         lifespan="off",
@@ -144,7 +169,6 @@ def _config(guard: Guard, settings: ServiceSettings) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.drain_timeout_s,
-        h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
         **tls,
     )
     try:

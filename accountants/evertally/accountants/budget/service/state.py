@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.service.access import Access, Workers
+from evertally.accountants.budget.service.admissions import Admissions
 from evertally.accountants.budget.service.leases import LeaseStore
 from evertally.accountants.budget.service.settings import ServiceSettings
 from evertally.accountants.budget.service.tables import ServiceTables
@@ -23,11 +24,13 @@ class ServiceState:
     leases: LeaseStore
     access: Access
     workers: Workers
+    admissions: Admissions
     telemetry: Telemetry
     settings: ServiceSettings
 
     def close(self) -> None:
         """Wait for the threads, then release the ledger."""
+        self.admissions.close()
         self.workers.close()
         self.tables.close()
         self.ledger.close()
