@@ -93,9 +93,7 @@ def subjects() -> dict[str, tuple[nn.Module, dict[str, Probe]]]:
     private, public = sequences()
     labels = UniformLabels(DEBIAN_SECTIONS)
     text: dict[str, Probe] = {
-        f"{law} tokens": TokenProbe(
-            SEED, WORDS + 1, LENGTH, UniformLabels(DEBIAN_SECTIONS), law=law, length_min=3
-        )
+        f"{law} tokens": TokenProbe(SEED, WORDS + 1, LENGTH, labels, law=law, length_min=3)
         for law in ("uniform", "zipf")
     }
     found["attention"] = (Block(), {**text, "public": Sequences(public), "oracle": Sequences(private)})
@@ -108,7 +106,7 @@ def warm(model: nn.Module, source: Probe) -> None:
     for step in range(WARM_STEPS):
         batch = source.batch(10_000 + step, 0, 128)
         optimizer.zero_grad()
-        CrossEntropy().per_example(model(*batch.inputs), batch.targets).mean().backward()
+        torch.autograd.backward(CrossEntropy().per_example(model(*batch.inputs), batch.targets).mean())
         optimizer.step()
 
 
@@ -137,9 +135,10 @@ def spectra_rows(name: str, source: str, found: Factors) -> list[str]:
         share = (values.cumsum(0) / values.sum()).numpy()
         root = inverse_root(matrix, Damping(0.5, relative=True))
         tenth = max(1, len(values) // 10)
+        shares = f"{100 * share[0]:.1f} | {100 * share[tenth - 1]:.1f}"
+        ends = f"{float(values[0]):.3g} | {float(values[-1]):.2g}"
         rows.append(
-            f"| {name} | {key} | {source} | {len(values)} | {100 * share[0]:.1f} | {100 * share[tenth - 1]:.1f} | "
-            f"{float(values[0]):.3g} | {float(values[-1]):.2g} | {root.condition:.2f} |"
+            f"| {name} | {key} | {source} | {len(values)} | {shares} | {ends} | {root.condition:.2f} |"
         )
     return rows
 
@@ -243,10 +242,10 @@ def main() -> None:
 
 INTRODUCTION = f"""# Studies of the preconditioner
 
-Written by `tests/benchmarks/make_kfc_studies.py`; nothing here is typed by hand. Models after {WARM_STEPS} steps of
-plain training on the private data, {PROBES} probes a source. "public": 500 held-out examples of the same domain;
-"oracle": the private training data with their labels, which no private run may use. Factors are divided by their
-mean eigenvalue.
+Written by `tests/benchmarks/make_kfc_studies.py`; nothing here is typed by hand. Models after {WARM_STEPS}
+steps of plain training on the private data, {PROBES} probes a source. "public": 500 held-out examples of the
+same domain; "oracle": the private training data with their labels, which no private run may use. Factors are
+divided by their mean eigenvalue.
 
 ![Eigenvalues of A of the first layer and G of the last](training-spectra.svg)
 
@@ -255,13 +254,13 @@ mean eigenvalue.
 DISTANCES = """
 ## Distance to the oracle's factors
 
-Frobenius distance relative to the oracle's norm; the last column is what no preconditioning at all would have.
+Frobenius distance relative to the oracle's norm; the last column is what no preconditioning would have.
 """
 SWEEPS = """
 ## Settings and their cost
 
-DP-KFC at epsilon 1, rate 0.05, one seed; one setting moves, the others stay at refresh every 2 b steps, 512
-probes, alpha 2, gamma 0.5. Differences below a point are noise of the seed and of the test set.
+DP-KFC at epsilon 1, rate 0.05, one seed; one setting moves, the others stay at refresh every 2 b steps,
+512 probes, alpha 2, gamma 0.5. Differences below a point are noise of the seed and of the test set.
 """
 
 

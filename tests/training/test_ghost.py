@@ -291,12 +291,8 @@ def _compare_with_opacus(
     clipper = GhostClipper(model, loss, preconditioner, clip_norm=0.5)
     found = clipper.sum([batch]).tensors
     wrapped = grad_sample(model)
-    loss.per_example(wrapped(*batch.inputs), batch.targets).sum().backward()  # type: ignore[no-untyped-call] # torch types it not
-    samples = {  # an attribute that Opacus adds
-        n: p.grad_sample.double()  # type: ignore[attr-defined] # see above
-        for n, p in model.named_parameters()
-        if p.requires_grad
-    }
+    torch.autograd.backward(loss.per_example(wrapped(*batch.inputs), batch.targets).sum())
+    samples = {n: vars(p)["grad_sample"].double() for n, p in model.named_parameters() if p.requires_grad}
     turned = []
     for i in range(batch.examples):
         one: dict[str, Tensor] = {}

@@ -4,7 +4,8 @@ The transform is the same for every example of a step, so sum_i c_i U_G d_i a_i^
 U_G (sum_i c_i d_i a_i^T) U_A: it is applied once, after the clipped sum; only the norms need it example by
 example. Micro-batches add raw sums; the transform, like the noise, comes once a logical step.
 
-Reference: arXiv 2605.13418, Algorithm 2; arXiv 2210.00038 (one backward pass, taps kept).
+Reference: docs/proofs/preconditioned-clip.md; arXiv 2605.13418, Algorithm 2; arXiv 2210.00038 (one backward
+pass, taps kept).
 """
 
 from __future__ import annotations

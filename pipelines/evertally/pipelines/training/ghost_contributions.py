@@ -9,7 +9,7 @@ Guarantees:
     - the norm belongs to the very matrix that is summed: where the Gram identity cancels, the example is
       materialised instead (tests/training/test_sensitivity.py).
 
-Reference: docs/proofs has the clip; arXiv 2605.13418, Algorithm 2, defines the transformed gradient.
+Reference: docs/proofs/preconditioned-clip.md; arXiv 2605.13418, Algorithm 2.
 """
 
 from __future__ import annotations
