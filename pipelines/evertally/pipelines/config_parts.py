@@ -29,6 +29,7 @@ __all__ = [
     "read_loss",
     "read_source",
     "read_ticks",
+    "read_value_rule",
 ]
 
 EVENT: Final = "event"
@@ -127,7 +128,7 @@ def read_source(
     unit_field = source.text("unit", "the field that identifies the privacy unit", required=unit != EVENT)
     if unit_field is not None and unit == EVENT:
         mistakes.add("source.unit", unit_field, "no such field where privacy.unit is event")
-    rule = _value_rule(source, value, bounds, mistakes)
+    rule = read_value_rule(source, value, bounds, mistakes)
     zone_name = source.text("timezone", "an IANA time zone", required=False)
     zone = None if zone_name is None else mistakes.attempt(lambda: load_timezone(zone_name))
     if path is None or not form or timestamp is None or key is None or rule is None:
@@ -219,9 +220,10 @@ def _time(stream: ConfigTable, key: str, mistakes: Mistakes) -> int | None:
     return None
 
 
-def _value_rule(
+def read_value_rule(
     source: ConfigTable, value: str | None, bounds: tuple[int, int], mistakes: Mistakes
 ) -> ValueRule | None:
+    """How a value becomes counted units; `bounds` are the lower and upper end of one contribution."""
     expected = 'what one counted unit is worth, as text, for example "0.01"'
     text = source.text("value_unit", expected, required=False)
     lower, clip = bounds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -18,7 +19,7 @@ from evertally.pipelines.kafka.broker import TopicPartition
 from evertally.pipelines.kafka.collector import TickCollector
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.member import GroupMember
-from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.partition_stage import PartitionStage, partition_stage
 from evertally.pipelines.kafka.position_text import decode_position_text, encode_position_text
 from evertally.pipelines.kafka.sealed_records import Piece, Place
 from evertally.pipelines.kafka.sums import encode_sums
@@ -30,7 +31,6 @@ from evertally.pipelines.kafka.unit_state import ChangelogSealer, UnitStore, rep
 __all__ = ["bound_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_NAME: Final = "bound"
 _TICKS_A_TURN: Final = 256
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 
@@ -38,10 +38,7 @@ _TRANSACTION_TIMEOUT_MS: Final = 15_000
 def bound_stage(context: StreamContext) -> PartitionStage:
     """The stage that bounds the units whose partitions this member owns."""
     config = context.config
-    member = GroupMember(config.broker, config.membership(_NAME), config.topics.units, max_poll_records=500)
-    return PartitionStage(
-        _NAME, member, lambda partition: _Partition(context, partition, member), config.stall_s
-    )
+    return partition_stage(config, "bound", config.topics.units, partial(_Partition, context))
 
 
 class _Partition:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from evertally.errors import ServiceUnavailable
+from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.member import GroupMember
 from evertally.pipelines.kafka.stage import Stall
 
-__all__ = ["OwnedPartition", "PartitionStage"]
+__all__ = ["OwnedPartition", "PartitionStage", "partition_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
@@ -124,6 +125,19 @@ class PartitionStage:
         owned = self._owned.pop(partition, None)
         if owned is not None:
             owned.close()
+
+
+def partition_stage(
+    config: WorkerConfig,
+    name: str,
+    topic: str,
+    open_partition: Callable[[int, GroupMember], OwnedPartition],
+    *,
+    max_poll_records: int = 500,
+) -> PartitionStage:
+    """The stage of a worker that works on the partitions of a topic as its member of the stage's group."""
+    member = GroupMember(config.broker, config.membership(name), topic, max_poll_records=max_poll_records)
+    return PartitionStage(name, member, lambda number: open_partition(number, member), config.stall_s)
 
 
 def _read(owned: OwnedPartition, records: Sequence[Any]) -> None:

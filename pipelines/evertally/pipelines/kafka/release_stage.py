@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -21,7 +22,7 @@ from evertally.pipelines.kafka.broker import TopicPartition
 from evertally.pipelines.kafka.collector import LogPosition, TickCollector
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.member import GroupMember
-from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.partition_stage import PartitionStage, partition_stage
 from evertally.pipelines.kafka.release_sink import TopicSink
 from evertally.pipelines.kafka.sums import add_sums, decode_sums
 from evertally.pipelines.kafka.transactions import OffsetText, Transactions
@@ -30,7 +31,6 @@ from evertally.pipelines.releaser import Releaser
 __all__ = ["release_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_NAME: Final = "release"
 _TICKS_A_TURN: Final = 256
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 
@@ -38,8 +38,9 @@ _TRANSACTION_TIMEOUT_MS: Final = 15_000
 def release_stage(context: StreamContext) -> PartitionStage:
     """The stage that releases the shards whose closings this member owns."""
     config = context.config
-    member = GroupMember(config.broker, config.membership(_NAME), config.topics.closed, max_poll_records=2000)
-    return PartitionStage(_NAME, member, lambda shard: _Shard(context, shard, member), config.stall_s)
+    return partition_stage(
+        config, "release", config.topics.closed, partial(_Shard, context), max_poll_records=2000
+    )
 
 
 class _Shard:

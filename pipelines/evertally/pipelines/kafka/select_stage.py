@@ -25,14 +25,13 @@ from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.event_batches import KEY_LENGTH_MAX
 from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
 from evertally.pipelines.kafka.member import GroupMember
-from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.partition_stage import PartitionStage, partition_stage
 from evertally.pipelines.kafka.position_text import decode_position_text, encode_position_text
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
 
 __all__ = ["select_stage"]
 
 _LOG: Final = logging.getLogger(__name__)
-_NAME: Final = "select"
 _TICKS_A_TURN: Final = 64
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
 _NONCE_BYTES: Final = 12
@@ -42,10 +41,9 @@ _STATE: Final = struct.Struct(f">QqH{4 * KEY_LENGTH_MAX}s")  # of one length for
 def select_stage(context: StreamContext, selection: SelectionSpec) -> PartitionStage:
     """The stage that selects keys while this member owns the one partition of the candidates topic."""
     config = context.config
-    member = GroupMember(
-        config.broker, config.membership(_NAME), config.topics.candidates, max_poll_records=500
+    return partition_stage(
+        config, "select", config.topics.candidates, lambda _, member: _Selector(context, selection, member)
     )
-    return PartitionStage(_NAME, member, lambda _: _Selector(context, selection, member), config.stall_s)
 
 
 class _Selector:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Final
 
-from evertally.pipelines.config_parts import EVENT
+from evertally.pipelines.config_parts import EVENT, read_value_rule
 from evertally.pipelines.config_table import ConfigTable, Mistakes
 from evertally.pipelines.events import ValueRule
 from evertally.pipelines.timestamps import load_timezone
@@ -63,28 +62,11 @@ def read_format(
         mistakes.add("source.timestamp", timestamp, "no such field where stream.closing is arrival")
     zone_name = source.text("timezone", "an IANA time zone", required=False)
     zone = None if zone_name is None else mistakes.attempt(lambda: load_timezone(zone_name))
-    rule = _value_rule(source, value, bounds, mistakes)
+    rule = read_value_rule(source, value, bounds, mistakes)
     schemas = _schemas(source, folder, form, mistakes)
     if key is None or rule is None:
         return None
     return EventFormat(form, key, value, unit_field, timestamp, zone, rule, schemas)
-
-
-def _value_rule(
-    source: ConfigTable, value: str | None, bounds: tuple[int, int], mistakes: Mistakes
-) -> ValueRule | None:
-    expected = 'what one counted unit is worth, as text, for example "0.01"'
-    text = source.text("value_unit", expected, required=False)
-    lower, clip = bounds
-    if value is None and text is not None:
-        mistakes.add("source.value_unit", text, "no such key where source.value is not given")
-        return None
-    try:
-        unit = Decimal("1" if text is None else text)
-    except InvalidOperation:
-        mistakes.add("source.value_unit", text, expected)
-        return None
-    return mistakes.attempt(lambda: ValueRule(unit, lower, clip), "source.")
 
 
 def _schemas(source: ConfigTable, folder: Path, form: str, mistakes: Mistakes) -> dict[int, Path]:
