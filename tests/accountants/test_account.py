@@ -26,9 +26,9 @@ from evertally.accountants import (
     gaussian_noise_multiplier,
     random_allocation,
 )
-from evertally.accountants.accountant import _curves
+from evertally.accountants.applicable import applicable
 from evertally.accountants.bound import Source
-from evertally.accountants.curves import PoissonRenyi
+from evertally.accountants.poisson_curve import PoissonRenyi
 from evertally.accountants.solve import smallest_admitted
 from evertally.errors import InvalidParameter, UnsupportedMechanism
 
@@ -315,7 +315,7 @@ def test_less_noise_never_costs_less() -> None:
 
 
 def test_the_unamplified_gaussian_is_always_in_the_minimum() -> None:
-    curves, _ = _curves(BandedSquareRoot(3), SCHEME, None, "both", 0.1, 1.0)
+    curves, _ = applicable(BandedSquareRoot(3), SCHEME, None, "both", 0.1, 1.0)
     assert next(curve.source for curve in curves) == "gaussian"
     for epsilon, delta in itertools.product((0.1, 1, 10), (1e-3, 1e-9)):
         found = calibrate_noise_multiplier(Identity(), BallsInBins(3, 2), epsilon=epsilon, delta=delta)

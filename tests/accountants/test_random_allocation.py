@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertally.accountants.gaussian import gaussian_delta
-from evertally.accountants.lognormal_sum import MASS_MARGIN, Law, sum_above
+from evertally.accountants.lognormal_grid import MASS_MARGIN, Law
+from evertally.accountants.lognormal_sum import sum_above
 from evertally.accountants.lognormal_sum_below import sum_below
 from evertally.accountants.random_allocation import RandomAllocationPLD, delta
 from evertally.errors import InvalidParameter

@@ -84,3 +84,24 @@ def test_help_states_units() -> None:
         text = " ".join(invoke(command, "--help").output.split())
         assert "natural logarithm" in text
         assert "clip norm" in text
+
+
+@pytest.mark.slow
+def test_conditional_composition_has_its_line_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn: list[list[str]] = []
+    save = figure.Figure.savefig
+
+    def spy(self: Any, *arguments: Any, **options: Any) -> None:
+        drawn.append([text.get_text() for text in self.axes[0].get_legend().get_texts()])
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(figure.Figure, "savefig", spy)
+    picture = tmp_path / "cc.png"
+    scheme = ["--strategy", "identity", "--participation", "balls-in-bins", "--batches", "8", "--epochs", "1"]
+    arguments = ["--noise-multiplier", "1", "--delta", "1e-3", "--bounds", "cc,renyi", "--plot", str(picture)]
+    result = invoke(account_command.account, *scheme, *arguments)
+    assert result.exit_code == 0, result.output
+    assert drawn == [["renyi", "cc", "certified lower bound"]]

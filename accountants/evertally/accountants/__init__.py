@@ -8,14 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from evertally.accountants.accountant import Account, account, calibrate_noise_multiplier
+    from evertally.accountants.accountant import Account, account
     from evertally.accountants.bound import Bound
+    from evertally.accountants.calibration import calibrate_noise_multiplier
     from evertally.accountants.gaussian import (
         gaussian_delta,
         gaussian_epsilon,
         gaussian_mu,
         gaussian_noise_multiplier,
     )
+    from evertally.accountants.lower_triangular import LowerTriangular
     from evertally.accountants.participation import BallsInBins, CyclicPoisson, EachEpochOnce, Poisson
     from evertally.accountants.renyi import ledger_renyi, renyi_divergence
     from evertally.accountants.strategies import (
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
         BandedSquareRoot,
         BandMF,
         Identity,
-        LowerTriangular,
     )
 
 __all__ = [
@@ -64,10 +65,10 @@ _HOMES: Final = {
     "CyclicPoisson": "participation",
     "EachEpochOnce": "participation",
     "Identity": "strategies",
-    "LowerTriangular": "strategies",
+    "LowerTriangular": "lower_triangular",
     "Poisson": "participation",
     "account": "accountant",
-    "calibrate_noise_multiplier": "accountant",
+    "calibrate_noise_multiplier": "calibration",
     "gaussian_delta": "gaussian",
     "gaussian_epsilon": "gaussian",
     "gaussian_mu": "gaussian",

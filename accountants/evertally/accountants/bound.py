@@ -41,3 +41,12 @@ class Bound:
     gap: float
     lower_scope: LowerScope
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def between(
+        cls, lower: float, value: float, source: Source, scope: LowerScope, notes: tuple[str, ...] = ()
+    ) -> Bound:
+        """The figure with its gap; rounding may have put the lower bound a hair above the upper one."""
+        assert lower <= value * (1.0 + 1e-9) + 1e-300, "the lower bound is above the upper bound"
+        lower = min(lower, value)
+        return cls(value, source, lower, value - lower, scope, notes)

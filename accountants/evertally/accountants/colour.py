@@ -13,6 +13,7 @@ Reference: docs/proofs/colour.md, docs/proofs/kahane.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -32,35 +33,49 @@ _GROUPS_MAX = 2
 
 
 def delta(
-    gram: Gram, sigma: float, epsilon: float, direction: str, p: int | None = None, cells: int = CELLS
+    gram: Gram,
+    sigma: float,
+    epsilon: float,
+    direction: str,
+    colours: int | Sequence[int] | None = None,
+    cells: int = CELLS,
 ) -> float:
-    """Upper bound on delta at `epsilon`; the smallest over the numbers of colours p unless p is given.
+    """Upper bound on delta at `epsilon`; the smallest over several numbers of colours (None: all candidates).
 
     Raises:
         InvalidParameter: an argument is out of range.
     """
     real("epsilon", epsilon, low=0.0)
-    if p is not None:
-        return ColourPLD(gram, sigma, direction, p, cells).delta(epsilon)
-    screened = [
-        (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).delta(epsilon), q) for q in candidates(gram)
-    ]
-    best = [ColourPLD(gram, sigma, direction, q, cells).delta(epsilon) for _, q in sorted(screened)[:2]]
-    return min(*best, min(screened)[0])
+    return _smallest(gram, sigma, direction, colours, cells, lambda bound: bound.delta(epsilon))
 
 
 def epsilon(
-    gram: Gram, sigma: float, delta: float, direction: str, p: int | None = None, cells: int = CELLS
+    gram: Gram,
+    sigma: float,
+    delta: float,
+    direction: str,
+    colours: int | Sequence[int] | None = None,
+    cells: int = CELLS,
 ) -> float:
-    """Upper bound on the epsilon at `delta`; the smallest over the numbers of colours p unless p is given."""
+    """Upper bound on the epsilon at `delta`; the smallest over several numbers of colours, as above."""
     probability("delta", delta)
-    if p is not None:
-        return ColourPLD(gram, sigma, direction, p, cells).epsilon(delta)
-    screened = [
-        (ColourPLD(gram, sigma, direction, q, SCREEN_CELLS).epsilon(delta), q) for q in candidates(gram)
-    ]
-    best = [ColourPLD(gram, sigma, direction, q, cells).epsilon(delta) for _, q in sorted(screened)[:2]]
-    return min(*best, min(screened)[0])
+    return _smallest(gram, sigma, direction, colours, cells, lambda bound: bound.epsilon(delta))
+
+
+def _smallest(
+    gram: Gram,
+    sigma: float,
+    direction: str,
+    colours: int | Sequence[int] | None,
+    cells: int,
+    value: Callable[[ColourPLD], float],
+) -> float:
+    """Screened on a coarse grid, and the best two on the full one."""
+    among = candidates(gram) if colours is None else [colours] if isinstance(colours, int) else colours
+    if len(among) == 1:
+        return value(ColourPLD(gram, sigma, direction, among[0], cells))
+    screened = sorted((value(ColourPLD(gram, sigma, direction, p, SCREEN_CELLS)), p) for p in among)
+    return min(screened[0][0], *(value(ColourPLD(gram, sigma, direction, p, cells)) for _, p in screened[:2]))
 
 
 @lru_cache(maxsize=32)

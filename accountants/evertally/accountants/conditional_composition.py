@@ -33,7 +33,8 @@ __all__ = [
 
 SHARES = (0.05, 0.1, 0.3, 0.5)
 """Shares of delta that are tried for the probability of the bad event."""
-TIME_BUDGET_S = 30.0
+TIME_BUDGET_S = 60.0
+"""Default work for the statistics of one strategy; over it, the bound is left out."""
 _MU_MAX = 24.0
 _EVENTS = tuple(10.0**-exponent for exponent in range(2, 14))
 

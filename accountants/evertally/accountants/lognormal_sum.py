@@ -22,50 +22,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evertally.accountants.normal import normal_mass
+from evertally.accountants.lognormal_grid import (
+    TAIL_MASS,
+    Law,
+    base_cells,
+    base_nodes,
+    by_doubling,
+    put_in,
+    round_copies,
+    sum_first,
+)
 
-__all__ = [
-    "MASS_MARGIN",
-    "SIGNIFICANT_BITS",
-    "TAIL_MASS",
-    "VALUE_MARGIN",
-    "Law",
-    "base_cells",
-    "base_nodes",
-    "put_in",
-    "sum_above",
-    "sum_first",
-]
+__all__ = ["sum_above"]
 
 Array = NDArray[np.float64]
 
-VALUE_MARGIN = 1e-11
-"""Relative rounding of the support points, generously."""
-MASS_MARGIN = 4e-12
-"""Relative rounding of the masses, generously, per copy: errors of a factor add up in a product."""
-_TAIL_SDS = 8.5
-TAIL_MASS = 1e-18
-"""Mass (or mean) below which the ends of a grid are cut at one step."""
-SIGNIFICANT_BITS = 10
-"""Numbers of copies are rounded, to the safe side, to this many bits: 0.1 % of b, and log2 b sums suffice."""
 _MAX_REFINED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """A discrete law of W.
-
-    Attributes:
-        log_values: log of the support points, ascending, shape (n,); the point 0 is apart.
-        masses: probability (under the noise-only law Q) of each point, shape (n,).
-        zero: probability of W = 0.
-        excess: mean of W that lies beyond the support (mass of the first law at infinite loss).
-    """
-
-    log_values: Array
-    masses: Array
-    zero: float
-    excess: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,40 +71,18 @@ def sum_above(variance: float, copies: int, cells: int) -> Law:
         copies: number of lognormals, >= 1.
         cells: number of grid points to aim at; cost grows with its square.
     """
-    shift = max(0, copies.bit_length() - SIGNIFICANT_BITS)
-    copies = (copies >> shift) << shift
-    power = _lognormal_above(variance, cells)
-    total: _Grid | None = None
-    remaining = copies
-    while True:
-        if remaining & 1:
-            total = power if total is None else _trim(_add(*_aligned(total, power, cells)))
-        remaining >>= 1
-        if not remaining:
-            break
+    copies = round_copies(copies, up=False)
+
+    def join(total: _Grid, power: _Grid) -> _Grid:
+        return _trim(_add(*_aligned(total, power, cells)))
+
+    def double(power: _Grid) -> _Grid:
         power = _fitted(power, cells)
-        power = _trim(_add(power, power))
-    assert total is not None
+        return _trim(_add(power, power))
+
+    total = by_doubling(_lognormal_above(variance, cells), copies, join, double)
     log_values = (total.first + np.arange(len(total.masses))) * total.step - math.log(copies)
     return Law(log_values, total.masses, total.zero, total.excess)
-
-
-def base_nodes(variance: float, cells: int) -> tuple[float, int, Array]:
-    """Step, first index and nodes (logs) of a grid of one lognormal, _TAIL_SDS deviations to both sides
-    under both laws of the pair.
-    """
-    sd = math.sqrt(variance)
-    low, high = -variance / 2 - _TAIL_SDS * sd, variance / 2 + _TAIL_SDS * sd
-    step = (high - low) / cells
-    first = math.floor(low / step)
-    return step, first, (first + np.arange(cells + 2)) * step
-
-
-def base_cells(nodes: Array, variance: float) -> tuple[Array, Array]:
-    """Mass and mean of the lognormal in the cells cut by `nodes`, both tails included: shape (n+1,)."""
-    sd = math.sqrt(variance)
-    edges = np.concatenate([[-np.inf], nodes, [np.inf]])
-    return normal_mass((edges + variance / 2) / sd), normal_mass((edges - variance / 2) / sd)
 
 
 def _lognormal_above(variance: float, cells: int) -> _Grid:
@@ -234,11 +184,6 @@ def _add(a: _Grid, b: _Grid) -> _Grid:
     return _Grid(a.step, first, masses, zero, excess, copies)
 
 
-def sum_first(i: int, j: int, step: float) -> int:
-    """Index at or below the sum of the points i and j (one less than exact where rounding could tell)."""
-    return max(i, j) + math.floor(math.log1p(math.exp(-abs(i - j) * step)) / step) - 1
-
-
 def _add_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int, most: int | None = None) -> None:
     """Add the pairs whose point of `a` is `least` .. `most` steps above that of `b`."""
     low, high = max(least, a.first - b.last), a.last - b.first if most is None else most
@@ -296,10 +241,3 @@ def _window(grid: _Grid, first: int, last: int) -> Array:
     if low <= high:
         out[low - first : high + 1 - first] = grid.masses[low - grid.first : high + 1 - grid.first]
     return out
-
-
-def put_in(out: Array, at: int, values: Array) -> None:
-    """Add `values` to out[at:]; what would fall off an end is zero by the choice of the range."""
-    low, high = max(0, -at), min(len(values), len(out) - at)
-    if low < high:
-        out[at + low : at + high] += values[low:high]

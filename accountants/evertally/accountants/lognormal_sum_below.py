@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evertally.accountants.lognormal_sum import (
-    SIGNIFICANT_BITS,
+from evertally.accountants.lognormal_grid import (
     TAIL_MASS,
     Law,
     base_cells,
     base_nodes,
+    by_doubling,
     put_in,
+    round_copies,
     sum_first,
 )
 
@@ -58,21 +59,17 @@ def sum_below(variance: float, copies: int, cells: int) -> Law:
         copies: number of lognormals, >= 1.
         cells: number of grid cells to aim at.
     """
-    shift = max(0, copies.bit_length() - SIGNIFICANT_BITS)
-    copies = -(-copies >> shift) << shift
-    power = _lognormal_below(variance, cells)
-    total: _Cells | None = None
-    remaining = copies
-    while True:
-        if remaining & 1:
-            total = power if total is None else _trim(_add(*_aligned(total, power, cells)))
-        remaining >>= 1
-        if not remaining:
-            break
+    copies = round_copies(copies, up=True)
+
+    def join(total: _Cells, power: _Cells) -> _Cells:
+        return _trim(_add(*_aligned(total, power, cells)))
+
+    def double(power: _Cells) -> _Cells:
         if 1.4 * len(power.masses) <= cells:
             power = _regridded(power, power.step * 1.4 * len(power.masses) / cells)
-        power = _trim(_add(power, power))
-    assert total is not None
+        return _trim(_add(power, power))
+
+    total = by_doubling(_lognormal_below(variance, cells), copies, join, double)
     kept = total.masses > 0.0
     masses, moments = total.masses[kept], total.moments[kept]
     log_values = np.log(moments) - np.log(masses) - math.log(copies)

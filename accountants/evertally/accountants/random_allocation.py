@@ -23,7 +23,8 @@ from scipy.special import log_ndtr, ndtr
 
 from evertally.accountants.curve import epsilon_at
 from evertally.accountants.gaussian import gaussian_delta, gaussian_epsilon
-from evertally.accountants.lognormal_sum import MASS_MARGIN, VALUE_MARGIN, Law, sum_above
+from evertally.accountants.lognormal_grid import MASS_MARGIN, VALUE_MARGIN, Law
+from evertally.accountants.lognormal_sum import sum_above
 from evertally.accountants.lognormal_sum_below import sum_below
 from evertally.validation import integer, one_of, positive_integer, positive_real, probability, real
 

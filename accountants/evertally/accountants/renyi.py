@@ -17,6 +17,7 @@ from evertally.accountants.conversion import (
     log_deltas,
 )
 from evertally.accountants.gram import Gram
+from evertally.accountants.line_choice import lines
 from evertally.accountants.participation import BallsInBins
 from evertally.accountants.renyi_lines import (
     Line,
@@ -24,7 +25,6 @@ from evertally.accountants.renyi_lines import (
     is_sweep,
     least_moments,
     line_moments,
-    lines,
     scaled_entry,
 )
 from evertally.accountants.strategies import Strategy
@@ -42,6 +42,7 @@ __all__ = [
     "focused",
     "ledger_renyi",
     "renyi_divergence",
+    "shortlisted",
 ]
 
 FloatArray = NDArray[np.float64]
@@ -54,6 +55,8 @@ CONVERSION_ORDER_MAX = 256
 COARSE_ORDER = 8
 """Orders whose sweeps cost little: enough to find where to look."""
 _OPERATIONS_PER_S = 3e8
+_RIVAL = 0.5
+"""How far, in log delta, a line may be from the best one and still be looked at a few hundredths away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,13 @@ def focused(focus: Focus, sigma: float, epsilon: float, last: int = CONVERSION_O
     return Focus(kept, best.order, best.order)
 
 
+def shortlisted(focus: Focus, sigma: float, epsilon: float) -> Focus:
+    """The lines whose delta near `sigma` comes near that of the best line there: still a bound."""
+    ranked = _ranked(focus, sigma, lambda moments: log_deltas(moments, epsilon))
+    near = {one.line for one in ranked if one.value < ranked[0].value + _RIVAL}
+    return replace(focus, lines=tuple(line for line in focus.lines if line is focus.lines[0] or line in near))
+
+
 def direction_lines(
     gram: Gram, direction: Direction, time_budget_s: float = TIME_BUDGET_S
 ) -> tuple[Line, ...]:
@@ -181,29 +191,33 @@ def direction_lines(
 
 
 def _least(focus: Focus, sigma: float, convert: Callable[[FloatArray], FloatArray]) -> _Best:
-    """The least value over all lines and orders; sweeps that cannot give it are not made."""
-    best = _Best(math.inf, 2, focus.lines[0])
+    """The least value over all lines and orders."""
+    return _ranked(focus, sigma, convert)[0]
+
+
+def _ranked(focus: Focus, sigma: float, convert: Callable[[FloatArray], FloatArray]) -> list[_Best]:
+    """The lines, the least value first; where a sweep cannot give it, its floor stands for it."""
+    found: list[_Best] = []
     sweeps: list[tuple[float, int, Line, FloatArray]] = []
     for line in focus.lines:
         if is_sweep(line):
             hopes = convert(floor_moments(line, sigma, focus.last))
             sweeps.append((float(hopes.min()), len(sweeps), line, hopes))
         else:
-            best = _better(best, line, sigma, convert, focus.order_max, focus.last)
-    for _, _, sweep, hopes in sorted(sweeps, key=lambda entry: entry[:2]):
-        useful = np.flatnonzero(hopes < best.value)
+            found.append(_best_of(line, sigma, convert, focus.order_max, focus.last))
+    least = min((one.value for one in found), default=math.inf)
+    for hope, _, sweep, hopes in sorted(sweeps, key=lambda entry: entry[:2]):
+        useful = np.flatnonzero(hopes < least)
         if useful.size:
-            best = _better(best, sweep, sigma, convert, focus.order_max, int(useful[-1]) + 2)
-    return best
+            found.append(_best_of(sweep, sigma, convert, focus.order_max, int(useful[-1]) + 2))
+            least = min(least, found[-1].value)
+        else:
+            found.append(_Best(hope, int(np.argmin(hopes)) + 2, sweep))
+    return sorted(found, key=lambda one: one.value)
 
 
-def _better(
-    best: _Best,
-    line: Line,
-    sigma: float,
-    convert: Callable[[FloatArray], FloatArray],
-    order_max: int,
-    last: int,
+def _best_of(
+    line: Line, sigma: float, convert: Callable[[FloatArray], FloatArray], order_max: int, last: int
 ) -> _Best:
     """Take more and more orders, up to `last`, until the least value is not at the two largest.
 
@@ -214,6 +228,5 @@ def _better(
         values = convert(line_moments(line, sigma, order_max))
         at = int(np.argmin(values))
         if at + 2 < order_max - 1 or order_max >= last or values.size < order_max - 1:
-            break
+            return _Best(float(values[at]), at + 2, line)
         order_max *= 2
-    return _Best(float(values[at]), at + 2, line) if values[at] < best.value else best

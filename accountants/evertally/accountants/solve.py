@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["smallest_admitted"]
+__all__ = ["Forecast", "LogExcess", "smallest_admitted", "smallest_forecast"]
+
+LogExcess = Callable[[float], float]
+"""Of a noise multiplier: log(delta / target), non-increasing; <= 0 is admitted."""
+Forecast = Callable[[Sequence[float], float], float]
+"""Of the noise multipliers evaluated so far, and one more: a cheap guess of the log excess at that one."""
 
 _STEPS_MAX = 200
 _LOG_FLOOR = -800.0
 
 
 def smallest_admitted(
-    log_excess: Callable[[float], float], start: float, *, tolerance: float, low: float, step: float = 1.25
+    log_excess: LogExcess, start: float, *, tolerance: float, low: float, step: float = 1.25
 ) -> tuple[float, float]:
     """Noise multipliers (refused, admitted), admitted / refused - 1 <= tolerance.
 
     Args:
-        log_excess: of a noise multiplier: log(delta / target), non-increasing; <= 0 is admitted.
+        log_excess: the curve.
         start: an admitted value.
         tolerance: relative width of the answer.
         step: first factor by which the search goes down from `start`.
@@ -46,8 +51,44 @@ def smallest_admitted(
     return _close_in(log_excess, (trial, excess), (high, high_excess), tolerance)
 
 
+def smallest_forecast(
+    log_excess: LogExcess, forecast: Forecast, known: list[float], *, tolerance: float, low: float
+) -> float:
+    """An admitted noise multiplier, by the forecast within `tolerance` of the smallest: for a dear curve.
+
+    The root of the forecast is evaluated and learned from until it stays where it is. What is returned has
+    been evaluated, and is admitted as it stands.
+
+    Args:
+        log_excess: the curve.
+        forecast: its model; it meets the curve at the values evaluated last.
+        known: values evaluated before, at least one admitted; those evaluated now are appended.
+        tolerance: relative width.
+        low: the least value that is looked at.
+    """
+    high = min(noise for noise in known if log_excess(noise) <= 0.0)
+    refused = max((noise for noise in known if noise < high), default=low)
+    for step in range(_STEPS_MAX):
+        _, root = smallest_admitted(
+            lambda noise: forecast(known, noise), high, tolerance=tolerance / 8.0, low=refused, step=1.02
+        )
+        aim = root * (1.0 + 0.4 * tolerance)
+        if step % 8 == 7:
+            aim = math.sqrt(refused * high)  # a forecast that does not learn
+        if root * (1.0 + tolerance) >= high or not refused < aim < high:
+            break
+        if log_excess(aim) > 0.0:
+            refused = aim
+        else:
+            high = aim
+        known.append(aim)
+        if high <= refused * (1.0 + tolerance):
+            break
+    return high
+
+
 def _close_in(
-    log_excess: Callable[[float], float],
+    log_excess: LogExcess,
     refused: tuple[float, float],
     admitted: tuple[float, float],
     tolerance: float,

@@ -7,14 +7,16 @@ C by its norm; it is a field, so it is recorded wherever the strategy is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import abc
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evertally.accountants.gram import DENSE_BATCHES_MAX, Gram, circulant_gram, dense_gram
+from evertally.accountants.gram import DENSE_BATCHES_MAX, Gram, circulant_gram
+from evertally.accountants.lower_triangular import LowerTriangular
 from evertally.accountants.optimised import optimise_inverse_taps, optimise_taps
 from evertally.accountants.participation import BallsInBins
 from evertally.accountants.toeplitz import Column, exact_column, invert_taps, square_root_taps, toeplitz_gram
@@ -28,7 +30,6 @@ __all__ = [
     "BandedInverseSquareRoot",
     "BandedSquareRoot",
     "Identity",
-    "LowerTriangular",
     "Strategy",
     "bands",
 ]
@@ -45,11 +46,53 @@ class Strategy(Protocol):
         ...
 
 
-class _ToeplitzStrategy(Strategy, Protocol):
-    @property
-    def normalize_columns(self) -> bool: ...
+class _Toeplitz(abc.ABC):
+    """A strategy whose matrix has one column, shifted down."""
 
-    def column(self, participation: BallsInBins) -> Column: ...
+    __slots__ = ()
+    normalize_columns: bool
+
+    @abc.abstractmethod
+    def column(self, participation: BallsInBins) -> Column:
+        """First column of C with its rounding error."""
+
+    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
+        """First column of C before normalisation, shape (rows,)."""
+        return _padded(self.column(participation).taps, participation.rows)
+
+    def gram(self, participation: BallsInBins) -> Gram:
+        """Gram matrix under one bin per record."""
+        return _toeplitz(self, participation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Banded(_Toeplitz):
+    """A Toeplitz strategy given by a number of diagonals, of C or of its inverse."""
+
+    bands: int
+    normalize_columns: bool = False
+
+    def __post_init__(self) -> None:
+        positive_integer("bands", self.bands, high=BANDS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class _Optimised(_Banded):
+    """A banded strategy whose numbers are optimised for the participation, or given."""
+
+    taps: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _Banded.__post_init__(self)
+        _check_taps(self.taps, self.bands)
+
+    def fixed(self, participation: BallsInBins) -> Self:
+        """The same strategy with its numbers written down: no other machine has to find them again."""
+        return replace(self, taps=tuple(self.optimised(participation).tolist()))
+
+    @abc.abstractmethod
+    def optimised(self, participation: BallsInBins) -> FloatArray:
+        """The numbers, as given or as found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +109,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class BandedSquareRoot:
+class BandedSquareRoot(_Banded):
     """BSR: C is the first `bands` diagonals of the square root of the all-ones matrix: 1, 1/2, 3/8, 5/16, ...
 
     Reference: arXiv 2405.13763.
@@ -76,27 +119,13 @@ class BandedSquareRoot:
         normalize_columns: whether each column of C is divided by its norm.
     """
 
-    bands: int
-    normalize_columns: bool = False
-
-    def __post_init__(self) -> None:
-        positive_integer("bands", self.bands, high=BANDS_MAX)
-
     def column(self, participation: BallsInBins) -> Column:
         """First column of C with its rounding error."""
         return exact_column(square_root_taps(min(self.bands, participation.rows), sign=1))
 
-    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
-        """First column of C before normalisation, shape (rows,)."""
-        return _padded(self.column(participation).taps, participation.rows)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record."""
-        return _toeplitz(self, participation)
-
 
 @dataclass(frozen=True, slots=True)
-class BandedInverseSquareRoot:
+class BandedInverseSquareRoot(_Banded):
     """BISR: C^-1 is the first `bands` diagonals of the inverse square root: 1, -1/2, -1/8, -1/16, ...
 
     Reference: arXiv 2505.12128.
@@ -106,28 +135,14 @@ class BandedInverseSquareRoot:
         normalize_columns: whether each column of C is divided by its norm.
     """
 
-    bands: int
-    normalize_columns: bool = False
-
-    def __post_init__(self) -> None:
-        positive_integer("bands", self.bands, high=BANDS_MAX)
-
     def column(self, participation: BallsInBins) -> Column:
         """First column of C with its rounding error."""
         taps = square_root_taps(min(self.bands, participation.rows), sign=-1)
         return invert_taps(taps, participation.rows)
 
-    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
-        """First column of C before normalisation, shape (rows,)."""
-        return _padded(self.column(participation).taps, participation.rows)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record."""
-        return _toeplitz(self, participation)
-
 
 @dataclass(frozen=True, slots=True)
-class BandMF:
+class BandMF(_Optimised):
     """Banded Toeplitz C of least ||A C^-1||_F sens(C), optimised for the participation at hand.
 
     Attributes:
@@ -136,34 +151,19 @@ class BandMF:
         taps: the non-zero entries of C's first column as an optimisation found them; () runs it here.
     """
 
-    bands: int
-    normalize_columns: bool = False
-    taps: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        positive_integer("bands", self.bands, high=BANDS_MAX)
-        _check_taps(self.taps, self.bands)
-
-    def fixed(self, participation: BallsInBins) -> BandMF:
-        """The same strategy with its numbers written down: no other machine has to find them again."""
-        return replace(self, taps=tuple(self.column(participation).taps.tolist()))
+    def optimised(self, participation: BallsInBins) -> FloatArray:
+        """The non-zero entries of C's first column; these doubles are the strategy."""
+        if self.taps:
+            return np.array(self.taps[: participation.rows])
+        return _band_mf_taps(self.bands, participation)
 
     def column(self, participation: BallsInBins) -> Column:
-        """First column of C; these doubles are the strategy."""
-        taps = np.array(self.taps[: participation.rows]) if self.taps else None
-        return exact_column(_band_mf_taps(self.bands, participation) if taps is None else taps)
-
-    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
-        """First column of C before normalisation, shape (rows,)."""
-        return _padded(self.column(participation).taps, participation.rows)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record."""
-        return _toeplitz(self, participation)
+        """First column of C, exactly."""
+        return exact_column(self.optimised(participation))
 
 
 @dataclass(frozen=True, slots=True)
-class BandedInverseMF:
+class BandedInverseMF(_Optimised):
     """Toeplitz C with a banded inverse of least ||A C^-1||_F sens(C), for the participation at hand.
 
     Attributes:
@@ -172,38 +172,19 @@ class BandedInverseMF:
         taps: the non-zero entries of C^-1's first column as an optimisation found them; () runs it here.
     """
 
-    bands: int
-    normalize_columns: bool = False
-    taps: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        positive_integer("bands", self.bands, high=BANDS_MAX)
-        _check_taps(self.taps, self.bands)
-
-    def fixed(self, participation: BallsInBins) -> BandedInverseMF:
-        """The same strategy with its numbers written down: no other machine has to find them again."""
-        return replace(self, taps=tuple(self.inverse_taps(participation).tolist()))
-
-    def inverse_taps(self, participation: BallsInBins) -> FloatArray:
+    def optimised(self, participation: BallsInBins) -> FloatArray:
         """The non-zero entries of C^-1's first column; these doubles are the strategy."""
-        taps = np.array(self.taps[: participation.rows]) if self.taps else None
-        return _band_inverse_mf_taps(self.bands, participation) if taps is None else taps
+        if self.taps:
+            return np.array(self.taps[: participation.rows])
+        return _band_inverse_mf_taps(self.bands, participation)
 
     def column(self, participation: BallsInBins) -> Column:
         """First column of C with its rounding error."""
-        return invert_taps(self.inverse_taps(participation), participation.rows)
-
-    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
-        """First column of C before normalisation, shape (rows,)."""
-        return _padded(self.column(participation).taps, participation.rows)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record."""
-        return _toeplitz(self, participation)
+        return invert_taps(self.optimised(participation), participation.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class BLT:
+class BLT(_Toeplitz):
     """Buffered linear Toeplitz: c_0 = 1, c_d = sum_i output_scales[i] buffer_decays[i]^(d-1).
 
     Reference: arXiv 2404.16706, section 3.
@@ -238,46 +219,6 @@ class BLT:
         error = np.concatenate(([0.0], (len(self.output_scales) + 4) * 2.0**-52 * np.abs(terms).sum(axis=0)))
         return Column(taps, error)
 
-    def matrix_first_column(self, participation: BallsInBins) -> FloatArray:
-        """First column of C before normalisation, shape (rows,)."""
-        return _padded(self.column(participation).taps, participation.rows)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record."""
-        return _toeplitz(self, participation)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LowerTriangular:
-    """Any lower-triangular C, given entry by entry.
-
-    Attributes:
-        matrix: shape (rows, rows), finite; copied and made read only.
-        normalize_columns: whether each column of C is divided by its norm.
-
-    Raises:
-        UnsupportedMechanism: an entry above the diagonal is not zero. The accounting of adaptively chosen
-            contributions (docs/proofs/domination.md) holds for lower-triangular C only.
-    """
-
-    matrix: FloatArray = field(repr=False)
-    normalize_columns: bool = False
-
-    def __post_init__(self) -> None:
-        matrix = np.array(self.matrix, dtype=np.float64)
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-            raise InvalidParameter("matrix", matrix.shape, "a square matrix")
-        if not np.isfinite(matrix).all():
-            raise InvalidParameter("matrix", "NaN or infinite entries", "finite entries")
-        if np.triu(matrix, 1).any():
-            raise UnsupportedMechanism("the strategy matrix is not lower triangular")
-        matrix.setflags(write=False)
-        object.__setattr__(self, "matrix", matrix)
-
-    def gram(self, participation: BallsInBins) -> Gram:
-        """Gram matrix under one bin per record; participation.rows must be the matrix's."""
-        return _explicit_gram(self, participation)
-
 
 def bands(strategy: Strategy, participation: BallsInBins) -> int:
     """Non-zero diagonals of C, from the main one down to the lowest."""
@@ -286,7 +227,7 @@ def bands(strategy: Strategy, participation: BallsInBins) -> int:
     if isinstance(strategy, LowerTriangular):
         rows, columns = np.nonzero(strategy.matrix)
         return int((rows - columns).max(initial=0)) + 1
-    if isinstance(strategy, BandedSquareRoot | BandedInverseSquareRoot | BandMF | BandedInverseMF | BLT):
+    if isinstance(strategy, _Toeplitz):
         return int(np.flatnonzero(strategy.column(participation).magnitudes).max(initial=0)) + 1
     raise InvalidParameter("strategy", type(strategy).__name__, "a strategy of this package")
 
@@ -322,7 +263,7 @@ def _frozen(array: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=16)
-def _toeplitz(strategy: _ToeplitzStrategy, participation: BallsInBins) -> Gram:
+def _toeplitz(strategy: _Toeplitz, participation: BallsInBins) -> Gram:
     column = strategy.column(participation)
     return toeplitz_gram(column, participation, normalize_columns=strategy.normalize_columns)
 
@@ -346,33 +287,4 @@ def _identity_gram(participation: BallsInBins) -> Gram:
         nonnegative=True,
         is_identity=True,
         means=means,
-    )
-
-
-@lru_cache(maxsize=16)
-def _explicit_gram(strategy: LowerTriangular, participation: BallsInBins) -> Gram:
-    matrix, batches, epochs = strategy.matrix, participation.batches, participation.epochs
-    if matrix.shape[0] != participation.rows:
-        raise InvalidParameter(
-            "matrix", matrix.shape[0], f"{participation.rows} rows, as the participation has"
-        )
-    rows = matrix.shape[0]
-    outward = (rows + epochs + 8) * 2.0**-51
-    if strategy.normalize_columns:
-        norms = np.sqrt((matrix * matrix).sum(axis=0))
-        if not norms.all():
-            raise InvalidParameter("matrix", "a zero column", "columns of positive norm when normalised")
-        matrix = matrix / (norms * (1.0 - outward))
-    by_bin = matrix.reshape(rows, epochs, batches)
-    signed = by_bin.sum(axis=1)
-    squares = (matrix * matrix).sum(axis=0).reshape(epochs, batches).sum(axis=0)
-    # the signed sums may cancel: their rounding is relative to the sum of magnitudes
-    slack = outward * (np.abs(by_bin).sum(axis=1) ** 2).sum(axis=0)
-    lower = np.maximum(squares * (1.0 - 4.0 * outward), (signed * signed).sum(axis=0) - 4.0 * slack)
-    return dense_gram(
-        np.abs(by_bin).sum(axis=1) * (1.0 + outward),
-        batches=batches,
-        epochs=epochs,
-        lower_diagonal=max(0.0, float(lower.min())),
-        nonnegative=bool((matrix >= 0.0).all()),
     )

@@ -59,9 +59,11 @@ def band_of(gram: Gram, width: int, *, cyclic: bool) -> Band:
 def _covers(band: Band, gram: Gram) -> bool:
     """Whether G <= band + residue 11^T for every pair, by plain distance."""
     batches, width = band.diagonals.shape
-    for offset in range(batches):
-        if gram.is_circulant and offset >= width and not band.cyclic:
-            return bool((gram.entries[width:] <= band.residue).all())
+    beyond = max(width, batches - width + 1) if band.cyclic else batches
+    if gram.is_circulant and not bool((gram.entries[width:beyond] <= band.residue).all()):
+        return False
+    offsets = (*range(width), *range(beyond, batches)) if gram.is_circulant else range(batches)
+    for offset in offsets:
         entries = gram.entries[offset] if gram.is_circulant else np.diagonal(gram.entries, -offset)
         if offset < width:
             reduced: FloatArray | float = band.diagonals[offset:, offset]

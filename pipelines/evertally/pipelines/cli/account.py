@@ -51,7 +51,8 @@ def account(
 
     matrix = mechanism.strategy_of(strategy, bands, output_scales, buffer_decays, normalize_columns)
     scheme = mechanism.participation_of(participation, batches, epochs, sampling_probability, cycle)
-    found = accountant(matrix, scheme, noise_multiplier, mechanism.bound_names(bounds), direction.value)
+    names = mechanism.bound_names(bounds)
+    found = accountant(matrix, scheme, noise_multiplier, names, direction.value)
     if delta is not None:
         bound, each, shown, unit = (
             found.epsilon(delta=delta),
@@ -74,7 +75,8 @@ def account(
     if plot is not None:
         from evertally.pipelines.accountants_figure import draw_epsilon
 
-        draw_epsilon(matrix, scheme, delta if delta is not None else bound.value, noise_multiplier, plot)
+        at = delta if delta is not None else bound.value
+        draw_epsilon(matrix, scheme, at, noise_multiplier, plot, names)
         fields["png"] = str(plot)
     title = f"{matrix}, {scheme}, sigma {noise_multiplier:g}"
     emit(fields, "" if as_json else mechanism.rendered(title, unit, bound, each, shown))

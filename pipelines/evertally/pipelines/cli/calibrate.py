@@ -64,7 +64,7 @@ def calibrate(
     if plot is not None:
         from evertally.pipelines.accountants_figure import draw_epsilon
 
-        draw_epsilon(matrix, scheme, delta, bound.value, plot)
+        draw_epsilon(matrix, scheme, delta, bound.value, plot, names)
         fields["png"] = str(plot)
     title = f"{matrix}, {scheme}, epsilon {epsilon:g}, delta {delta:g}"
     emit(fields, "" if as_json else mechanism.rendered(title, "sigma / clip norm", bound, each, "noise"))
