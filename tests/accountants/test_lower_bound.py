@@ -10,12 +10,12 @@ import pytest
 from evertally.accountants import colour, lower_bound
 from evertally.accountants.gaussian import gaussian_delta
 from evertally.accountants.gram import Gram
+from evertally.accountants.lower_triangular import LowerTriangular
 from evertally.accountants.participation import BallsInBins
 from evertally.accountants.strategies import (
     BandedInverseSquareRoot,
     BandedSquareRoot,
     Identity,
-    LowerTriangular,
 )
 
 SIGNED = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])

@@ -1,8 +1,9 @@
 """How much noise, and how long to find it? Run as a program: python tests/benchmarks/bench_calibrate.py.
 
-Six mechanisms at N = 1000, without conditional composition: cold, then another target with the Gram
+Six mechanisms at N = 1000, without conditional composition: cold, then other targets with the Gram
 statistics kept, then delta 1e-8 over 1e-3. Noise is given over the unamplified Gaussian's, and next to its
-bar. CPU seconds of one thread.
+bar. CPU seconds of one thread; all but the cold ones are the least of three neighbouring targets, since a
+busy machine only adds to them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ def timed(strategy: Strategy, scheme: BallsInBins, epsilon: float, delta: float)
     return found.value, time.process_time() - start, found.source
 
 
+def least(strategy: Strategy, epsilon: float, delta: float) -> float:
+    """CPU seconds, the least of three targets that nothing is remembered of."""
+    return min(timed(strategy, SCHEME, epsilon * (1.0 + i * 1e-3), delta)[1] for i in range(3))
+
+
 def main() -> None:
     """Print the three tables."""
     timed(BandedSquareRoot(2), BallsInBins(8, 2), 1.0, 1e-5)
@@ -48,8 +54,8 @@ def main() -> None:
     for strategy in SIX:
         sigma, cold, source = timed(strategy, SCHEME, 2.0, 1e-5)
         plain = math.sqrt(strategy.gram(SCHEME).maximum) * gaussian_noise_multiplier(2.0, 1e-5)
-        _, cached, _ = timed(strategy, SCHEME, 2.2, 1e-5)
-        large, small = (timed(strategy, SCHEME, 2.0, delta)[1] for delta in (1e-3, 1e-8))
+        cached = max(least(strategy, epsilon, 1e-5) for epsilon in (1.0, 2.2))
+        large, small = (least(strategy, 2.0, delta) for delta in (1e-3, 1e-8))
         name = type(strategy).__name__
         times = f"{cold:9.2f} {cached:10.2f} {small / large:14.2f}"
         print(f"{name:24s} {sigma:7.4f} {sigma / plain:6.3f}  {source:18s} {times}")
