@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -59,6 +60,7 @@ def exporter(
     from evertally.pipelines.metrics.listen import Listen, parse_listen
 
     log = begin(as_json=False, log_format=log_format)
+    sys.setswitchinterval(0.0005)  # so that a scrape does not queue behind the rendering of the next answer
     settings = ExporterSettings(
         public=Listen(*parse_listen("listen", listen), token_file, tls_cert, tls_key, client_ca),
         internal=Listen(

@@ -16,7 +16,8 @@ from evertally.pipelines.ticks import format_ms
 
 __all__ = ["STATIC_FILES", "page_html", "static_answer"]
 
-STATIC_FILES: Final = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
+STATIC_FILES: Final = {"style.css": "text/css", "public.css": "text/css", "icon.svg": "image/svg+xml"}
+_OWN: Final = Path(__file__).parent
 _NORMAL_95: Final = 1.959963984540054
 
 
@@ -26,7 +27,10 @@ def page_html(view: PublicView) -> bytes:
 
 
 def static_answer(name: str) -> Answer:
-    """A file of the house's look, which the budget page ships."""
+    """A file of this page, or of the house's look, which the budget page ships."""
+    own = _OWN / "static" / name
+    if own.exists():
+        return Answer(200, STATIC_FILES[name], own.read_bytes())
     # found, not imported: the budget page would bring the service and a ledger that can be written
     spec = importlib.util.find_spec("evertally.accountants")
     assert spec is not None
@@ -38,7 +42,7 @@ def static_answer(name: str) -> Answer:
 @functools.cache
 def _template() -> Template:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(_OWN / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
