@@ -72,8 +72,9 @@ def _build(
     topics, shards = job.topics, job.spec.shards
     group = f"{topics.prefix}.flink-{job.incarnation}"
     tables.execute_sql(source_table("events", topics.events, group, properties))
-    tables.execute_sql(sink_table("closings", topics.closed, shards, properties))
-    tables.execute_sql(sink_table("letters", topics.dead_letters, 1, properties))
+    sinks = {**properties, "max.request.size": str(job.max_request_bytes)}
+    tables.execute_sql(sink_table("closings", topics.closed, shards, sinks))
+    tables.execute_sql(sink_table("letters", topics.dead_letters, 1, sinks))
     tables.create_temporary_system_function(
         "combine", udf(Combine(job), result_type=DataTypes.BYTES(), func_type="pandas")
     )

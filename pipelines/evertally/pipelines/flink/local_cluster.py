@@ -75,9 +75,10 @@ class LocalFlink:
             "state.backend.type": "hashmap",
             "execution.checkpointing.dir": self.checkpoints.as_uri(),
             "execution.checkpointing.savepoint-dir": self.savepoints.as_uri(),
-            "restart-strategy.type": "fixed-delay",
-            "restart-strategy.fixed-delay.attempts": "30",
-            "restart-strategy.fixed-delay.delay": "1 s",
+            # without end: on a busy machine new TaskManagers may take longer than any number of attempts
+            "restart-strategy.type": "exponential-delay",
+            "restart-strategy.exponential-delay.initial-backoff": "500 ms",
+            "restart-strategy.exponential-delay.max-backoff": "3 s",
             "heartbeat.interval": "1000",
             "heartbeat.timeout": "15000",
             "python.executable": str(python),

@@ -37,6 +37,7 @@ class JobParameters:
         life, incarnation: which life of the stream this is.
         keys_path: the aggregation keys, on every worker.
         dead_letter_hmac: whether a dead letter carries an HMAC of the payload.
+        max_request_bytes: largest request to the broker.
     """
 
     spec: StreamSpec
@@ -51,6 +52,7 @@ class JobParameters:
     incarnation: int
     keys_path: Path
     dead_letter_hmac: bool
+    max_request_bytes: int
 
     @classmethod
     def of(
@@ -70,6 +72,7 @@ class JobParameters:
             incarnation,
             keys_path,
             config.dead_letter_hmac,
+            config.max_request_bytes,
         )
 
     def open_keys(self) -> AggregationKeys:
