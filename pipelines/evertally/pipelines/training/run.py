@@ -8,6 +8,7 @@ publish. A replay of a step that was not published is bit-equal, or it draws und
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import math
 import platform
 import shutil
@@ -267,6 +268,7 @@ def _delete_private(folder: Path) -> None:
 def _environment(device: torch.device, config: TrainConfig) -> str:
     """What decides the bits of a step besides plan and data: under another one a step is drawn afresh."""
     facts = (
+        importlib.metadata.version("evertally"),
         torch.__version__,
         str(device.type),
         torch.get_num_threads(),
