@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.kafka.conftest import cluster, kafka_jars, servers
 
 __all__ = ["cluster", "kafka_jars", "prism", "servers"]

@@ -11,13 +11,13 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from tests.contracts.engine_conformance import Case, Event, Observed, exact_steps
 
 from evertally.pipelines.beam import ContinualCount, FileSinkRef, KeyRef, LedgerRef
 from evertally.pipelines.beam.stream_ref import StreamRef, opened
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.releases import Release, read_releases
 from evertally.pipelines.stream_spec import StreamSpec
-from tests.contracts.engine_conformance import Case, Event, Observed, exact_steps
 
 START_MS, TICK_MS = 1_700_000_000_000, 60_000
 BOUNDED = "FnApiRunner"
@@ -91,7 +91,9 @@ def pipeline(runner: str, *words: str) -> Iterator[beam.Pipeline]:
 def run_bounded(stream: DirectStream, check: Callable[[Any], Any] | None = None, **options: Any) -> None:
     """Count the case once, start to end."""
     with pipeline(BOUNDED) as p:
-        events = p | "Events" >> beam.Create([element(event) for event in stream.case.events], reshuffle=False)
+        events = p | "Events" >> beam.Create(
+            [element(event) for event in stream.case.events], reshuffle=False
+        )
         counted = events | stream.counted(ticks=stream.case.ticks, **options)
         if check is not None:
             check(counted)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.beam.direct import DirectStream, run_bounded
+from tests.contracts.engine_conformance import CASES, Case, Observed, verify
 
 from evertally.pipelines.beam import release_ticks
 from evertally.pipelines.releases import Release
-from tests.beam.direct import DirectStream, run_bounded
-from tests.contracts.engine_conformance import CASES, Case, Observed, verify
 
 
 class BoundedBeam:

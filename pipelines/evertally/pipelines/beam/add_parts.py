@@ -26,19 +26,19 @@ class AddParts(CombineFn):
     def __init__(self, ref: StreamRef) -> None:
         self._ref = ref
 
-    def create_accumulator(self) -> _Accumulator:  # type: ignore[override]  # Beam leaves the arguments open
+    def create_accumulator(self) -> _Accumulator:
         """Nothing yet."""
         return b""
 
-    def add_input(self, accumulator: _Accumulator, element: bytes) -> _Accumulator:  # type: ignore[override]
+    def add_input(self, accumulator: _Accumulator, element: bytes) -> _Accumulator:
         """One more sealed part."""
         return self.merge_accumulators([accumulator, element])
 
-    def add_inputs(self, accumulator: _Accumulator, elements: Iterable[bytes]) -> _Accumulator:  # type: ignore[override]
+    def add_inputs(self, accumulator: _Accumulator, elements: Iterable[bytes]) -> _Accumulator:
         """Many parts at once."""
         return self.merge_accumulators([accumulator, *elements])
 
-    def merge_accumulators(self, accumulators: Iterable[_Accumulator]) -> _Accumulator:  # type: ignore[override]
+    def merge_accumulators(self, accumulators: Iterable[_Accumulator]) -> _Accumulator:
         """One accumulator out of many."""
         given = [sealed for sealed in accumulators if sealed]
         if len(given) < 2:
@@ -46,7 +46,7 @@ class AddParts(CombineFn):
         sealer = opened(self._ref).sealer
         return sealer.seal(merge(map(sealer.open, given)))
 
-    def extract_output(self, accumulator: _Accumulator) -> bytes:  # type: ignore[override]
+    def extract_output(self, accumulator: _Accumulator) -> bytes:
         """The sealed sum."""
         return accumulator
 

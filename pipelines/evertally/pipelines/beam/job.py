@@ -15,7 +15,15 @@ from typing import Any, Final
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
-from evertally.errors import EvertallyError, IntegrityError, InvalidParameter
+from evertally.errors import (
+    BudgetExceeded,
+    EvertallyError,
+    Fenced,
+    IntegrityError,
+    InvalidParameter,
+    ServiceUnavailable,
+    StorageFull,
+)
 from evertally.pipelines.beam.elements import DEAD_LETTERS, Counting
 from evertally.pipelines.beam.kafka_source import KafkaInput, ReadTicks, cuts_to_keep
 from evertally.pipelines.beam.letters import WriteDeadLetters
@@ -32,12 +40,12 @@ from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
 from evertally.pipelines.keyfile import KeyFile
 
-__all__ = ["CountKafka", "main", "prepare"]
+__all__ = ["CountKafka", "counting_of", "main", "prepare", "run_job"]
 
 _LOG: Final = logging.getLogger(__name__)
 
 
-class CountKafka(beam.PTransform):
+class CountKafka(beam.PTransform[Any, Any]):
     """The whole job of a worker's configuration: a topic in, the releases and dead-letter topics out.
 
     Args:
@@ -161,9 +169,9 @@ def _group(config: WorkerConfig) -> str:
     return f"{config.topics.prefix}.beam"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the job, submit it, wait for its end; the exit code of the command line."""
-    options = PipelineOptions(list(sys.argv[1:] if arguments is None else arguments))
+def run_job(arguments: Sequence[str]) -> str:
+    """Build the job of these options, submit it, wait for its end; the state it ended in."""
+    options = PipelineOptions(list(arguments))
     ours = options.view_as(CountOptions)
     if ours.evertally_config is None:
         raise InvalidParameter("--evertally_config", None, "the TOML file that declares the stream")
@@ -174,12 +182,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pipeline = beam.Pipeline(options=options)
     pipeline | "Count" >> CountKafka(config, partitions, ours)
     _LOG.info("submitting %s", config.spec.name)
-    pipeline.run().wait_until_finish()
+    try:
+        return str(pipeline.run().wait_until_finish())
+    except EvertallyError:
+        raise
+    except RuntimeError as error:  # a runner's word for a step that failed; its own text may quote data
+        raise _reason(str(error)) from None
+
+
+def _reason(text: str) -> EvertallyError:
+    """The house's error behind a runner's, found by its name; its message is safe to show."""
+    for kind in (BudgetExceeded, StorageFull, Fenced, IntegrityError, InvalidParameter, ServiceUnavailable):
+        at = text.rfind(f"{kind.__name__}: ")
+        if at >= 0:
+            line = text[at:].splitlines()[0].split(" [while running")[0]
+            exit_kind = IntegrityError if kind in (BudgetExceeded, InvalidParameter) else kind
+            return exit_kind(line)
+    return ServiceUnavailable("the job failed in its runner; its own log says where")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The module as a program; the exit codes of the command line."""
+    try:
+        run_job(sys.argv[1:] if arguments is None else arguments)
+    except EvertallyError as error:
+        print(f"evertally: {error}", file=sys.stderr)  # noqa: T201 - a program's last word
+        return error.exit_code
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except EvertallyError as error:
-        sys.exit(f"evertally: {error}")
+    sys.exit(main())

@@ -107,7 +107,7 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
         )
         self._letter_key = self._handle.secret("dead-letter") if counting.hmac else None
 
-    @beam.DoFn.unbounded_per_element()
+    @beam.DoFn.unbounded_per_element()  # type: ignore[untyped-decorator]  # Beam has no types here
     def process(
         self,
         element: int,
@@ -221,7 +221,7 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
         return int(offset)
 
 
-class ReadTicks(beam.PTransform):
+class ReadTicks(beam.PTransform[Any, Any]):
     """PBegin to the parts of ticks and the dead letters of a Kafka topic.
 
     Guarantees:

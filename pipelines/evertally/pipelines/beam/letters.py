@@ -50,7 +50,7 @@ class _Write(beam.DoFn):
             self._transactions.close()
 
 
-class WriteDeadLetters(beam.PTransform):
+class WriteDeadLetters(beam.PTransform[Any, Any]):
     """Bytes to the dead-letter topic of a stream, a bundle in one transaction."""
 
     def __init__(self, broker: Broker, topics: TopicNames) -> None:

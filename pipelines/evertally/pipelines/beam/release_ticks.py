@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.metrics import Metrics
+from apache_beam.metrics.metric import Metrics
 from apache_beam.transforms.window import TimestampedValue
 
 from evertally.errors import EvertallyError

@@ -57,7 +57,7 @@ class _CloseTicks(beam.DoFn, RestrictionProvider):
         """Nothing is worth splitting."""
         return 1
 
-    @beam.DoFn.unbounded_per_element()
+    @beam.DoFn.unbounded_per_element()  # type: ignore[untyped-decorator]  # Beam has no types here
     def process(
         self,
         element: Any,
@@ -76,7 +76,7 @@ class _CloseTicks(beam.DoFn, RestrictionProvider):
         tracker.defer_remainder(Duration(_POLL_S))
 
 
-class TickClock(beam.PTransform):
+class TickClock(beam.PTransform[Any, Any]):
     """PBegin to the numbers of ticks that are over by the workers' clock, for ever."""
 
     def __init__(self, stream: StreamRef, rule: TickRule) -> None:
@@ -91,7 +91,7 @@ class TickClock(beam.PTransform):
         )
 
 
-class DeclaredTicks(beam.PTransform):
+class DeclaredTicks(beam.PTransform[Any, Any]):
     """PBegin to 1 .. `ticks`: every tick of a declared range ends with it."""
 
     def __init__(self, ticks: int) -> None:

@@ -176,7 +176,7 @@ class ContinualCount(ContinualSum):
         super().__init__(spec, ledger, key, value_field=None, **options)
 
 
-class ReleaseParts(beam.PTransform):
+class ReleaseParts(beam.PTransform[Any, Any]):
     """Keyed sealed parts of ticks to releases: the back half of every job, whatever its input is."""
 
     def __init__(self, counting: Counting, releasing: Releasing, sources: int, folder: str | None) -> None:
@@ -201,10 +201,13 @@ class ReleaseParts(beam.PTransform):
             parts = parts | "ByUnit" >> _InTicks(counting, counted=counted) | "Bound" >> beam.ParDo(step)
         closed = parts | "ByShard" >> _InTicks(counting, counted=counted)
         releasing = self._releasing
-        return closed | "Close" >> beam.ParDo((ReleaseLive if live else ReleaseRange)(releasing))
+        released: PCollection[bytes] = closed | "Close" >> beam.ParDo(
+            (ReleaseLive if live else ReleaseRange)(releasing)
+        )
+        return released
 
 
-class _InTicks(beam.PTransform):
+class _InTicks(beam.PTransform[Any, Any]):
     """Sums parts of each tick and destination; the destination with its sealed sums is left.
 
     Live: one sum for each pane of a tick's window. Declared range: all ticks together, after the last event.

@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "plot": _Entry("plot", "plot", "Draw a releases file: totals with error bands, and the standard error."),
     "worker": _Entry("worker", "worker", "Count a Kafka topic and release noisy totals, exactly once."),
     "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
+    "beam": _Entry("beam_command", "beam", "Count a Kafka topic with an Apache Beam job."),
     "flink": _Entry("flink_command", "app", "Aggregate on a Flink cluster: submit and stop its job."),
     "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
     "train": _Entry("train_command", "train", "Train a model under one lease: DP-KFC or DP-SGD."),

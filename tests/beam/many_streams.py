@@ -1,0 +1,33 @@
+"""Several streams in one Beam job on Prism, so that the suite starts a runner once and not for each of them.
+
+python tests/beam/many_streams.py PRISM FROM CONFIG...
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
+
+from evertally.pipelines.beam.job import CountKafka, prepare
+from evertally.pipelines.beam.options import CountOptions
+from evertally.pipelines.kafka.config import load_worker_config
+
+
+def main(prism: str, start_from: str, *configs: str) -> None:
+    options = PipelineOptions(
+        ["--runner=PrismRunner", f"--prism_location={prism}", "--environment_type=LOOPBACK", "--streaming"]
+    )
+    options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")
+    ours = CountOptions([] if start_from == "-" else [f"--evertally_from={start_from}"], evertally_buckets=2)
+    pipeline = beam.Pipeline(options=options)
+    for path in configs:
+        config = load_worker_config(Path(path))
+        pipeline | config.spec.name >> CountKafka(config, prepare(config, ours), ours)
+    pipeline.run().wait_until_finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""Jobs on Prism as processes that can be killed, and the streams they count."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import apsw
+from kafka_harness import KafkaStream, evertally, wait_until
+from tests.contracts.engine_conformance import Case, Event, Observed, exact_steps
+
+from evertally.accountants.budget.opening import open_ledger
+from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.releases import Release
+
+
+class Job:
+    """A job and everything it has started; `kill` ends all of it with SIGKILL."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                list(words),
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def running(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the job ended:\n{self.log.read_text()[-4000:]}")
+        return True
+
+
+def start_many(prism: Path, begin: str | None, streams: Sequence[KafkaStream], log: Path) -> Job:
+    """One job for all of the streams."""
+    script = str(Path(__file__).with_name("many_streams.py"))
+    configs = [str(stream.config()) for stream in streams]
+    return Job([sys.executable, script, str(prism), begin or "-", *configs], log)
+
+
+def start_beam(prism: Path, begin: str | None, stream: KafkaStream, *more: str) -> Job:
+    """`evertally beam` for one stream."""
+    words = [*evertally(), "beam", "--config", str(stream.config()), "--prism-location", str(prism)]
+    words += [] if begin is None else ["--from", begin]
+    return Job([*words, *more], stream.folder / f"{stream.name}.log")
+
+
+def stream_of(case: Case, servers: str, folder: Path, tick_s: float = 0.5) -> KafkaStream:
+    """The case's stream, with its topics."""
+    extra, source = 'unit = "event"', ""
+    if case.bound is not None:
+        extra = (
+            f'unit = "person"\nparticipations = {case.bound.participations}\n'
+            f"min_separation = {case.bound.min_separation}\nper_tick = {case.bound.per_tick}"
+        )
+        source = 'unit = "who"'
+    stream = KafkaStream(
+        servers,
+        folder,
+        partitions=case.partitions,
+        keys=case.keys,
+        tick_s=tick_s,
+        privacy_extra=extra,
+        source_extra=source,
+    )
+    stream.make_topics()
+    return stream
+
+
+def value(event: Event) -> bytes:
+    """An event as a record's value."""
+    if event.raw is not None:
+        return event.raw
+    return json.dumps({"k": event.key, "who": event.unit}).encode()
+
+
+def released(stream: KafkaStream, isolation: str = "read_committed") -> list[Release]:
+    """Releases on the topic, in order."""
+    return [Release.decode(r.value) for r in stream.raw("releases", isolation) if r.key is not None]
+
+
+def observed(stream: KafkaStream, case: Case) -> Observed:
+    """What came of a stream that was counted by arrival."""
+    final = released(stream)
+    config = load_worker_config(stream.config())
+    store = open_ledger(config.ledger)
+    opened = store.find_stream(stream.name)
+    store.close()
+    assert opened is not None
+    steps = exact_steps(final, config.spec, opened, KeyFile.open(config.key_file))
+    return Observed(final, released(stream, "read_uncommitted"), steps, by_stamp=False, bounded=False)
+
+
+def head(stream: KafkaStream) -> int:
+    """Last tick in the ledger; cheap to ask while a job runs."""
+    path = stream.folder / f"{stream.name}.ledger"
+    if not path.exists():
+        return 0
+    file = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    file.set_busy_timeout(10_000)
+    try:
+        found = file.execute("SELECT max(t) FROM released").fetchall()
+    except apsw.SQLError:  # its tables are being made
+        return 0
+    finally:
+        file.close()
+    return int(str(found[0][0] or 0))
+
+
+def wait_counted(job: Job, stream: KafkaStream, case: Case, sent_ms: float, timeout_s: float) -> Observed:
+    """Wait until ticks are released that ended after the last event was sent, and all is counted."""
+    due = (sent_ms + 5000 - stream.start_ms) / 1000 / stream.tick_s
+    wait_until(f"{case.name}: later ticks", lambda: job.running() and head(stream) > due, timeout_s, 0.5)
+    for _ in range(20):
+        found = observed(stream, case)
+        if case.bound or {key: sum(steps) for key, steps in found.steps.items()} == case.totals():
+            break
+        time.sleep(stream.tick_s)
+    return found

@@ -1,0 +1,98 @@
+"""Beam on Prism with a real Kafka: unbounded, killed and started anew; what every engine must keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+from kafka_harness import EventFeed, KafkaStream, wait_until
+from tests.beam.prism_streams import Job, head, start_beam, start_many, stream_of, value, wait_counted
+from tests.contracts.engine_conformance import Case, Observed, case, verify
+
+pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+
+KILLS = 2
+NAMES = ("hot key", "broken and undeclared", "idle partitions", "empty ticks", "units and restarts")
+LIVE = [dataclasses.replace(case(name), ticks=5) for name in (*NAMES, "ten thousand keys")]
+
+
+@pytest.fixture(scope="module")
+def results(
+    prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Observed]]:
+    """All cases at once, in one job that is killed twice while events come."""
+    folder = tmp_path_factory.mktemp("cases")
+    streams = {
+        one.name: stream_of(one, servers, folder, tick_s=10.0 if len(one.keys) > 1000 else 1.0)
+        for one in LIVE
+    }
+    listed = list(streams.values())
+    job = start_many(prism, "earliest", listed, folder / "job.log")
+    try:
+        wait_until("first releases", lambda: job.running() and all(map(head, listed)), 240, 1.0)
+        feeds = [threading.Thread(target=_feed, args=(streams[one.name], one)) for one in LIVE]
+        for feed in feeds:
+            feed.start()
+        chance = random.Random(3)
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(1, 4))
+            job.kill()
+            job = start_many(prism, None, listed, folder / "job.log")
+            wait_until("releases again", _more(streams["hot key"], job), 240, 1.0)
+        for feed in feeds:
+            feed.join()
+        sent_ms = time.time() * 1000
+        yield {one.name: wait_counted(job, streams[one.name], one, sent_ms, 240) for one in LIVE}
+    finally:
+        job.kill()
+
+
+def _more(stream: KafkaStream, job: Job) -> Callable[[], bool]:
+    had = head(stream)
+    return lambda: job.running() and head(stream) > had
+
+
+def _feed(stream: KafkaStream, case: Case) -> None:
+    """Events spread over the kills, each to its own partition in order."""
+    producer = KafkaProducer(bootstrap_servers=stream.servers, acks="all", metrics_enabled=False)
+    pause_s = 20.0 / max(1, len(case.events))
+    for event in case.events:
+        producer.send(stream.topic, value=value(event), partition=event.partition)
+        if pause_s > 0.02 or event.partition == 0:
+            time.sleep(pause_s)
+    producer.flush()
+    producer.close()
+
+
+@pytest.mark.parametrize("live", LIVE, ids=lambda live: live.name)
+def test_beam_on_prism_conforms(live: Case, results: dict[str, Observed]) -> None:
+    verify(dataclasses.replace(live, ticks=2 if len(live.keys) > 1000 else 5), results[live.name])
+
+
+def test_killed_and_started_anew(prism: Path, servers: str, tmp_path: Path) -> None:
+    """`evertally beam` killed with SIGKILL and given again: none lost, none doubled, no value differs."""
+    stream = KafkaStream(servers, tmp_path)
+    stream.make_topics()
+    job = start_beam(prism, "earliest", stream)
+    try:
+        wait_until("a release", lambda: job.running() and head(stream), 120, 0.5)
+        with EventFeed(stream, rate=150, seed=9) as feed:
+            time.sleep(3)
+            arguments = Path(f"/proc/{job.process.pid}/cmdline").read_bytes()
+            job.kill()
+            job = start_beam(prism, None, stream)
+            wait_until("releases again", _more(stream, job), 120, 0.5)
+        stream.wait_totals(feed.sent, timeout_s=120)
+        stream.judge()
+        secret = (tmp_path / f"{stream.name}.key").read_bytes()[16:48]
+        for place in (arguments, job.log.read_bytes()):
+            assert secret not in place
+            assert secret.hex().encode() not in place
+    finally:
+        job.kill()
