@@ -12,7 +12,7 @@ from kafka.structs import ConsumerGroupMetadata, MemberState
 
 from evertally.errors import UnsupportedMechanism
 from evertally.pipelines.kafka.broker import Broker, Membership, TopicPartition
-from evertally.pipelines.kafka.client_internals import check_consumer, check_producer
+from evertally.pipelines.kafka.client_internals import abandon, check_consumer, check_producer
 from evertally.pipelines.kafka.member import GroupMember
 
 
@@ -114,7 +114,9 @@ def test_a_client_library_that_has_moved_its_insides_is_refused_by_name() -> Non
     with pytest.raises(UnsupportedMechanism, match="pyproject"):
         check_consumer(SimpleNamespace())
     manager = SimpleNamespace(send_offsets_to_transaction=1, begin_commit=1)
-    check_producer(SimpleNamespace(_transaction_manager=manager, _sender=SimpleNamespace(wakeup=1)))
+    check_producer(
+        SimpleNamespace(_transaction_manager=manager, _sender=SimpleNamespace(wakeup=1, force_close=1))
+    )
     with pytest.raises(UnsupportedMechanism, match=r"_sender\.wakeup"):
         check_producer(SimpleNamespace(_transaction_manager=manager, _sender=SimpleNamespace()))
 
@@ -126,3 +128,14 @@ def test_the_installed_client_library_has_what_is_used(servers: str) -> None:
     consumer.close(autocommit=False)
     producer: KafkaProducer = broker.producer("some-id", timeout_ms=10_000, max_request_bytes=10**6)
     producer.close()
+
+
+@pytest.mark.kafka
+def test_a_producer_that_is_given_up_in_a_transaction_leaves_no_thread(servers: str) -> None:
+    producer: KafkaProducer = Broker(servers).producer("given-up", timeout_ms=10_000, max_request_bytes=10**6)
+    producer.init_transactions()
+    producer.begin_transaction()
+    abandon(producer)
+    producer._sender.join(10)
+    assert not producer._sender.is_alive()
+    abandon(producer)  # twice does no harm

@@ -18,6 +18,7 @@ from kafka.structs import MemberState
 from evertally.errors import UnsupportedMechanism
 
 __all__ = [
+    "abandon",
     "check_consumer",
     "check_producer",
     "commit_transaction",
@@ -32,6 +33,7 @@ _PRODUCER: Final = (
     "_transaction_manager.send_offsets_to_transaction",
     "_transaction_manager.begin_commit",
     "_sender.wakeup",
+    "_sender.force_close",
 )
 
 
@@ -78,6 +80,16 @@ def send_offsets(producer: Any, offsets: Mapping[Any, Any], membership: object, 
 def commit_transaction(producer: Any, wait_s: float) -> None:
     """Commit the open transaction. Raises KafkaTimeoutError after `wait_s`; the outcome is then unknown."""
     _finish(producer, lambda manager: manager.begin_commit(), wait_s)
+
+
+def abandon(producer: Any) -> None:
+    """Stop a producer at once and give up what it has in flight; its open transaction is never committed.
+
+    Its own `close` first waits for what is in flight, and where that takes too long leaves the sending
+    thread running for ever.
+    """
+    producer._sender.force_close()
+    producer.close(timeout=1)
 
 
 def _finish(producer: Any, step: Callable[[Any], Any], wait_s: float) -> None:

@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata
 
 from evertally.errors import Fenced, InvalidParameter, ServiceUnavailable
 from evertally.pipelines.kafka.broker import Broker, TopicPartition
-from evertally.pipelines.kafka.client_internals import commit_transaction, send_offsets
+from evertally.pipelines.kafka.client_internals import abandon, commit_transaction, send_offsets
 
 __all__ = ["OffsetText", "Outgoing", "Transactions"]
 
@@ -112,7 +112,7 @@ class Transactions:
             producer.init_transactions()
         except kafka_errors.KafkaError as error:
             with contextlib.suppress(Exception):
-                producer.close(timeout=0)
+                abandon(producer)
             raise ServiceUnavailable(f"a Kafka producer could not start: {type(error).__name__}") from None
         self._producer = producer
 
@@ -120,4 +120,4 @@ class Transactions:
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(Exception):  # it is gone either way; its transaction is aborted
-                producer.close(timeout=1)
+                abandon(producer)
