@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
 KUSTOMIZE = Path.home() / ".cache" / "evertally" / "kustomize" / "5.6.0" / "kustomize"
-KUBERNETES = ("1.30", "1.33", "1.36")
+KUBERNETES = ("1.31", "1.36")
 
 
 class MissingTool(Exception):
