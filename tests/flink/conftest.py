@@ -39,7 +39,9 @@ def whole_flink(tmp_path_factory: pytest.TempPathFactory, connector: Path) -> It
     assert connector.exists()
     if not FLINK_PYTHON.exists():
         _missing("no Flink: run `make flink-venv`")
-    with LocalFlink(tmp_path_factory.mktemp("flink") / "cluster", FLINK_PYTHON, slots=2) as running:
+    folder = tmp_path_factory.mktemp("flink") / "cluster"
+    short = {"env.java.opts.taskmanager": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    with LocalFlink(folder, FLINK_PYTHON, slots=2, extra=short) as running:
         yield running
 
 

@@ -41,6 +41,7 @@ def _stream(case: Case, servers: str, folder: Path) -> FlinkStream:
         partitions=case.partitions,
         keys=case.keys,
         tick_s=10.0 if many else 0.5,
+        parallelism=2 if bound is not None or case.restarts else 1,
         source_extra="" if bound is None else 'unit = "u"',
         privacy_extra='unit = "event"'
         if bound is None

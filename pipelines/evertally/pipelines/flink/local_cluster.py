@@ -24,7 +24,9 @@ from evertally.pipelines.kafka.local_broker import free_ports
 
 __all__ = ["LocalFlink"]
 
-_START_S: Final = 120
+_START_S: Final = 240
+_SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A Java process that does little compiles little."""
 _LOG_LIMIT: Final = 4000
 
 
@@ -60,6 +62,8 @@ class LocalFlink:
         self.rest: Final = FlinkRest(self.jobmanager)
         self._settings: Final = {
             **_java_options(self._home),
+            "env.java.opts.client": _SHORT_LIVED,
+            "env.java.opts.jobmanager": _SHORT_LIVED,
             "jobmanager.rpc.address": "127.0.0.1",
             "jobmanager.rpc.port": str(rpc),
             "jobmanager.bind-host": "127.0.0.1",

@@ -139,12 +139,15 @@ def _open(config: WorkerConfig, start: Start) -> StreamContext:
         by_unit=config.bound is not None,
         max_request_bytes=config.max_request_bytes,
     )
-    places = _last_places(config)
+    places, ever = _last_places(config)
     may_begin = start.start_from is not None
-    context = StreamContext.open(config, partitions, begun=bool(places), may_begin=may_begin)
+    context = StreamContext.open(config, partitions, begun=ever, may_begin=may_begin)
     try:
         incarnation = context.opened.incarnation
-        begun = any((place.life, place.incarnation) == (context.life, incarnation) for place in places)
+        mine = any((place.life, place.incarnation) == (context.life, incarnation) for place in places)
+        group = f"{topics.prefix}.flink-{incarnation}"
+        # closings are kept for days only: where none is left, those of this incarnation may have gone
+        begun = mine or (ever and not places and _settled(config, group, partitions.events))
         if start.restore is not None:
             if may_begin:
                 raise InvalidParameter("--from", start.start_from, "no --from with --restore")
@@ -158,7 +161,7 @@ def _open(config: WorkerConfig, start: Start) -> StreamContext:
             )
         settle_first_offsets(
             config.broker,
-            f"{topics.prefix}.flink-{incarnation}",
+            group,
             topics.events,
             partitions.events,
             start.start_from,
@@ -171,13 +174,14 @@ def _open(config: WorkerConfig, start: Start) -> StreamContext:
     return context
 
 
-def _last_places(config: WorkerConfig) -> list[Place]:
-    """Places of the last closings of every shard."""
+def _last_places(config: WorkerConfig) -> tuple[list[Place], bool]:
+    """Places of the last closings of every shard, and whether there ever were closings or releases."""
     reader = config.broker.reader()
     found = []
     try:
         with translated():
             shards = [TopicPartition(config.topics.closed, shard) for shard in range(config.spec.shards)]
+            released = [TopicPartition(config.topics.releases, place.partition) for place in shards]
             beginnings, ends = reader.beginning_offsets(shards), reader.end_offsets(shards)
             for place in shards:
                 reader.assign([place])
@@ -185,9 +189,21 @@ def _last_places(config: WorkerConfig) -> list[Place]:
                 while reader.position(place) < ends[place]:
                     records = reader.poll(timeout_ms=1000).get(place, [])
                     found += [Place.decode(record.key) for record in records]
+            return found, any(ends.values()) or any(reader.end_offsets(released).values())
     finally:
         reader.close(autocommit=False)
-    return found
+
+
+def _settled(config: WorkerConfig, group: str, partitions: int) -> bool:
+    """Whether an incarnation's job was started before."""
+    reader = config.broker.group_reader(group)
+    try:
+        with translated():
+            places = [TopicPartition(config.topics.events, number) for number in range(partitions)]
+            reader.assign(places)
+            return any(reader.committed(place) is not None for place in places)
+    finally:
+        reader.close(autocommit=False)
 
 
 def _run_client(cluster: Cluster, start: Start, fields: dict[str, object]) -> str:
