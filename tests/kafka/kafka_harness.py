@@ -440,6 +440,7 @@ def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> l
         while any(reader.position(place) < ends[place] for place in places):
             for place, records in reader.poll(timeout_ms=300).items():
                 found[place] += [record for record in records if record.offset < ends[place]]
+                deadline = time.monotonic() + 20
             if time.monotonic() > deadline:
                 break  # an open transaction holds the end back
         return [record for place in places for record in found[place]]

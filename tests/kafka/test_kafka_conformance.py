@@ -39,7 +39,7 @@ class KafkaEngine:
                     worker.kill()
                     worker = stream.start()
             self._wait_counted(stream, case)
-            assert worker.end() == 0
+            assert worker.end(180) == 0
             final = self._releases(stream, "read_committed")
             seen += self._releases(stream, "read_uncommitted")
         finally:
