@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -76,6 +77,60 @@ def test_chunked_body_within_the_limit_is_read(service: Service) -> None:
     status, said = _exchange(service, "POST /v1/quote HTTP/1.1", *chunks, b"0\r\n\r\n")
     assert b"200" in status
     assert said["main"] == 100_000
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("headers", [1, 40])
+def test_long_heads_are_refused_while_they_arrive(service: Service, headers: int, complete: bool) -> None:
+    host, port = service.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        size = 17_000 // headers
+        lines = [f"x-{i}: {'a' * size}" for i in range(headers)]
+        text = "\r\n".join(["GET /healthz HTTP/1.1", f"Host: {host}", *lines])
+        connection.sendall(text.encode() + (b"\r\n\r\n" if complete else b""))
+        answer = connection.recv(65536)
+    assert b" 400 " in answer.splitlines()[0]
+    assert b"malformed_request" in answer
+    with service.client() as client:  # many requests over one connection add nothing up
+        padded = {"x-padding": "a" * 4000}
+        assert [client.get("/v1/scopes", headers=padded).status_code for _ in range(8)] == [200] * 8
+
+
+def test_garbage_after_a_charge_is_not_taken_for_its_answer(slow: Service) -> None:
+    host, port = slow.address.removeprefix("http://").split(":")
+    body = json.dumps(charge_body(mode="commit")).encode()
+    head = [
+        "POST /v1/charges HTTP/1.1",
+        f"Host: {host}",
+        f"Authorization: Bearer {slow.tokens['owner']}",
+        "Content-Type: application/json",
+        "Idempotency-Key: once",
+        f"Content-Length: {len(body)}",
+    ]
+    text = "\r\n".join([*head, "", ""]).encode() + body
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(text + b"\x00garbage\r\n\r\n")
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                answer += part
+    assert b" 400 " not in answer  # "400" would say that nothing was granted
+    with slow.client() as client:
+        key = {"Idempotency-Key": "once"}
+        granted = client.post("/v1/charges", json=charge_body(mode="commit"), headers=key)
+        assert granted.status_code == 201
+        assert client.get("/v1/scopes/health").json()["spent"]["main"] == 100_000
+
+
+def test_two_idempotency_keys_bind_nothing_and_are_refused(service: Service) -> None:
+    with service.client() as client:
+        before = client.get("/v1/scopes/health").json()
+        answer = client.post(
+            "/v1/charges", json=charge_body(), headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+        )
+        assert answer.status_code == 422
+        assert answer.json()["field"] == "Idempotency-Key"
+        assert client.get("/v1/scopes/health").json() == before
 
 
 def test_body_that_does_not_arrive_is_408(starter: Starter) -> None:

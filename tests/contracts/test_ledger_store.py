@@ -16,6 +16,7 @@ from evertally.accountants.budget import (
     GaussianLine,
     LedgerStore,
     OpenedStream,
+    Receipt,
     ReleaseRow,
     Scope,
     StreamRecord,
@@ -218,6 +219,37 @@ def test_expiry_in_a_group_returns_only_what_the_peak_falls(store: LedgerStore) 
     store.expire(second.charge_id)
     assert store.scope_status("s").spent.main == 0
     assert store.verify().ok
+
+
+def test_charges_decided_together_are_decided_one_by_one(store: LedgerStore) -> None:
+    wishes: list[tuple[ChargeRequest, int | None]] = [
+        (line(idempotency_key="a"), None),
+        (line(sigma="0.01"), None),  # beyond the cap: its refusal undoes nothing of the others
+        (line(idempotency_key="a"), None),
+        (line(group="keys", members=("m", "n")), 60_000),
+        (line("nowhere"), None),
+        (line(group="keys", members=("m",)), None),
+        (line(sigma="11", idempotency_key="a"), None),
+        (line(), 0),
+    ]
+    first, beyond, again, held, unknown, larger, reused, lapsed = store.record_all(wishes)
+    assert isinstance(first, Receipt)
+    assert first == again
+    assert isinstance(beyond, BudgetExceeded)
+    assert isinstance(held, Receipt)
+    assert isinstance(larger, Receipt)
+    assert (held.status, held.main, larger.main) == ("reserved", first.main, first.main)
+    assert [type(error) for error in (unknown, reused, lapsed)] == [InvalidParameter] * 3
+    assert store.scope_status("s").spent.main == 3 * first.main
+    assert store.charge_of(held.charge_id).members == ("m", "n")
+    with pytest.raises(InvalidParameter, match="charge_id"):
+        store.charge_of(held.charge_id, "someone-else")
+    assert store.commit_charge(held.charge_id).status == "committed"
+    assert store.record_all([]) == []
+    many = store.record_all([(line(sigma="1000", idempotency_key=f"n{i}"), None) for i in range(600)])
+    assert all(isinstance(answer, Receipt) for answer in many)
+    assert [row.seq for row in store.charges("s")] == list(range(1, 605))
+    assert store.verify().problems == ()
 
 
 def test_many_threads_never_pass_the_cap_and_lose_nothing(store: LedgerStore) -> None:
