@@ -18,6 +18,8 @@ from evertally.pipelines.kafka.unit_bound import Contributed
 
 __all__ = ["UnitLedger"]
 
+_BUSY_MS: Final = 15_000  # a job that was killed lets go of the file at its end
+
 
 class UnitLedger:
     """The units of one bucket of one incarnation: a SQLite file, mode 0600, held by one process at a time."""
@@ -32,7 +34,7 @@ class UnitLedger:
             raise StorageFull(f"the state of units cannot be written: {error.strerror}") from None
         try:
             self._file: Final = apsw.Connection(str(path))
-            self._file.set_busy_timeout(15_000)  # a job that was killed lets go of the file at its end
+            self._file.set_busy_timeout(_BUSY_MS)
             self._file.pragma("locking_mode", "exclusive")
             self._file.pragma("journal_mode", "wal")
             self._file.pragma("synchronous", "full")
