@@ -312,7 +312,7 @@ class EventFeed:
         began, number = time.monotonic(), 0
         pending: deque[tuple[Any, str]] = deque()
         while not self._stop.wait(0.02):
-            while number < (time.monotonic() - began) * self._rate:
+            while number < (time.monotonic() - began) * self._rate and not self._stop.is_set():
                 key = self._chance.choice(list(self._stream.keys))
                 event = json.dumps({"k": key, "n": number}).encode()
                 future = producer.send(
