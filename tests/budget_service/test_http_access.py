@@ -151,14 +151,16 @@ def test_without_a_valid_credential_everything_is_401(
         headers["Authorization"] = credential.replace("{owner}", tokens["owner"]).replace(
             "{cut}", "Bearer " + tokens["owner"][:-1] + ("A" if tokens["owner"][-1] != "A" else "B")
         )
-    answer = httpx.request(method, service.address + path, json=body, headers=headers, trust_env=False)
+    answer = httpx.request(
+        method, service.address + path, json=body, headers=headers, trust_env=False, timeout=60
+    )
     assert answer.status_code == 401
     assert answer.json()["code"] == "unauthorized"
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
 def test_401_comes_before_every_other_answer(service: Service) -> None:
-    with httpx.Client(base_url=service.address, trust_env=False) as stranger:
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=60) as stranger:
         for answer in (
             stranger.get("/v1/nothing"),
             stranger.delete("/v1/charges"),
@@ -189,7 +191,7 @@ def test_revoked_and_expired_tokens_stop_working(service: Service) -> None:
     short = service.token("short", "scope:health=read", expires_in_ms=2500)
     long = service.token("long", "scope:health=read")
     headers = {"Authorization": f"Bearer {long}"}
-    with httpx.Client(base_url=service.address, trust_env=False) as client:
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=60) as client:
         assert client.get("/v1/scopes/health", headers=headers).status_code == 200
         tables = ServiceTables(service.location)
         store = TokenStore(tables)

@@ -262,7 +262,7 @@ def test_garbage_instead_of_http_is_answered_with_a_problem(service: Service) ->
 
 
 def test_probes_and_description(service: Service, client: httpx.Client) -> None:
-    with httpx.Client(base_url=service.address, trust_env=False) as anyone:
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=60) as anyone:
         assert anyone.get("/healthz").json() == {"status": "ok"}
         assert anyone.get("/readyz").json() == {"status": "ok"}
         metrics = anyone.get("/metrics").text

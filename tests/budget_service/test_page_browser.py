@@ -166,7 +166,7 @@ def test_login_shows_what_the_token_may_read(
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert token not in str(cookie)
     assert page.goto(service.address + "/scopes/hospital/visits").status == 404
-    with httpx.Client(base_url=service.address, trust_env=False) as client:
+    with httpx.Client(base_url=service.address, trust_env=False, timeout=60) as client:
         assert client.get("/metrics").status_code == 401
         assert client.get("/metrics", headers={"Authorization": f"Bearer {token}"}).status_code == 200
         forged = client.post("/login", data={"token": token}, headers={"Origin": "http://evil.example"})
