@@ -288,7 +288,7 @@ def test_certificates_stand_for_principals(tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=ca)
         if name:
             context.load_cert_chain(*_write(tmp_path, name, _certificate(name, issuer)))
-        with httpx.Client(verify=context, trust_env=False) as client:
+        with httpx.Client(verify=context, trust_env=False, timeout=60) as client:
             return client.get(
                 service.address + "/v1/scopes/health", headers={"Authorization": f"Bearer {tokens['owner']}"}
             )

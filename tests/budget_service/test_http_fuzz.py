@@ -17,7 +17,7 @@ from evertally.accountants.budget.opening import open_ledger
 
 @pytest.fixture(scope="module")
 def described(service: Service) -> Any:
-    raw = httpx.get(service.address + "/openapi.json", trust_env=False).json()
+    raw = httpx.get(service.address + "/openapi.json", trust_env=False, timeout=60).json()
     return schemathesis.openapi.from_dict(raw)
 
 
