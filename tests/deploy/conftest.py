@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,19 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.deploy.stack_client import RunningStack
+from tests.deploy.stack_client import RunningStack, require
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "deploy" / "images" / "requirements-service.lock"
-
-
-def require(*tools: str) -> None:
-    """Skip, or fail in continuous integration, where a tool is missing."""
-    absent = [tool for tool in tools if shutil.which(tool) is None]
-    if absent and os.environ.get("CI", "").lower() == "true":
-        pytest.fail(f"missing: {', '.join(absent)}")
-    if absent:
-        pytest.skip(f"missing: {', '.join(absent)}")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -11,9 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from kafka import KafkaProducer
 
-__all__ = ["RunningStack", "wait_for"]
+__all__ = ["RunningStack", "require", "wait_for"]
+
+
+def require(*tools: str) -> None:
+    """Skip, or fail in continuous integration, where a tool is missing."""
+    absent = [tool for tool in tools if shutil.which(tool) is None]
+    if absent and os.environ.get("CI", "").lower() == "true":
+        pytest.fail(f"missing: {', '.join(absent)}")
+    if absent:
+        pytest.skip(f"missing: {', '.join(absent)}")
 
 
 def wait_for(what: str, check: Callable[[], Any], timeout_s: float = 240.0) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
-from tests.deploy.conftest import require
+from tests.deploy.stack_client import require
 
 from evertally.accountants.budget.service.telemetry import Telemetry
 from evertally.pipelines.cli.app import _load

@@ -165,6 +165,8 @@ def test_exact_sums_show_nowhere(stack: RunningStack) -> None:
         texts[topic] = "\n".join(record.decode("latin-1") for record in records)
     assert len(texts["dead-letters"].splitlines()) == 3
     assert "counting partition" in texts["worker.log"]
+    control = f"total {sum(CANARIES):,}"
+    assert any(one in control for one in spellings(sum(CANARIES)))
     for name, text in texts.items():
         for number in secret:
             assert not [one for one in spellings(number) if one in text], name
