@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,7 @@ class FlinkStream(KafkaStream):
             text=True,
             timeout=_WAIT_S,
             check=False,
+            env={**os.environ, "FLINK_CONF_DIR": str(cluster.conf)},
         )
         if check and done.returncode != 0:
             raise AssertionError(f"{words}: exit {done.returncode}\n{done.stdout}{done.stderr}")

@@ -11,7 +11,8 @@ from tests.flink.flink_harness import FlinkStream, replace_task_manager
 from evertally.pipelines.flink.local_cluster import LocalFlink
 
 pytestmark = [pytest.mark.flink, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1500)]
-_LONG = {"steady", "nothing at all", "units"}  # what they ask is in the others too
+_LONG = {"steady", "nothing at all", "units", "restarts", "broken and undeclared", "out of order"}
+"""What they ask is in the others and in test_flink_faults.py too; a job takes its time to start."""
 
 
 class Flink:
