@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +28,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 
 @pytest.fixture(scope="module")
-def reference(begun: Toy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
+def reference(begun: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """The same run, never interrupted."""
     toy = copied(begun, tmp_path_factory.mktemp("reference") / "toy")
     train_run(toy.config())
     assert len(toy.steps()) == 16
-    yield toy
+    return toy
 
 
 def assert_same_run(toy: Toy, reference: Toy) -> None:
@@ -64,7 +63,7 @@ def test_a_run_killed_at_a_point_resumes_to_the_same_bits(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("point", POINTS)
 def test_fifty_kills_at_each_point(point: str, begun: Toy, reference: Toy, tmp_path: Path) -> None:
-    """Each run is killed again and again, at ever other times of the point, until it has been killed often."""
+    """Each run is killed again and again, at ever other times of the point."""
     name, _ = POINTS[point]
     kills, rounds = 0, 0
     while kills < 50:
@@ -119,7 +118,7 @@ def test_an_older_copy_of_a_run_is_not_taken_up(begun: Toy, tmp_path: Path) -> N
     toy = copied(begun, tmp_path / "toy")
     interrupted(toy, "store.publish:after", 1)
     shutil.copytree(toy.run, tmp_path / "old")
-    interrupted(toy, "store.publish:after", 1)
+    interrupted(toy, "store.publish:after", 2)  # the first one compares what is published already
     assert len(toy.steps()) == 8
     shutil.rmtree(toy.run)
     shutil.copytree(tmp_path / "old", toy.run)

@@ -15,10 +15,11 @@ from torch import nn
 
 from evertally.counters.keys import NoiseKey
 from evertally.pipelines.training import run as running
+from evertally.pipelines.training import run_components, run_metrics
 from evertally.pipelines.training.interfaces import PrivateSums
 from evertally.pipelines.training.noise import StepNoise
 from evertally.pipelines.training.run import train_run
-from evertally.pipelines.training.run_components import Components, build_components
+from evertally.pipelines.training.run_components import Components, build_components, build_plan
 from evertally.pipelines.training.run_open import Seams
 from evertally.testing import SimulatedCrash
 
@@ -54,7 +55,7 @@ def first_step(
 
         return Components(parts.model, Watched(), parts.preconditioner, parts.device)  # type: ignore[arg-type]  # a summer
 
-    made = running.build_optimiser
+    made = run_components.build_optimiser
 
     def optimiser(*arguments: Any) -> Any:
         inner = made(*arguments)
@@ -77,7 +78,7 @@ def first_step(
 def test_one_steps_output_is_the_clipped_sum_with_noise_of_sigma_times_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4,003 coordinates: Kolmogorov-Smirnov and the variance, at a false-alarm rate below 1e-6 for fresh keys."""
+    """4,003 coordinates, Kolmogorov-Smirnov and the variance; false alarms below 2e-6 for fresh keys."""
     from scipy import stats
 
     toy = Toy(tmp_path / "toy", examples=50, tables=ONE_STEP)
@@ -92,8 +93,6 @@ def test_one_steps_output_is_the_clipped_sum_with_noise_of_sigma_times_c(
         ) > 5 / math.sqrt(2 * noise.size)
     # on the grid: every released coordinate of the row is an integer of grid units
     config = toy.config()
-    from evertally.pipelines.training.run_components import build_plan
-
     plan = build_plan(config, build_components(config, "cpu"))
     assert plan.grid.noise_sd == pytest.approx(0.7, rel=1e-5)
     assert plan.grid.noise_sd >= 0.7
@@ -104,7 +103,7 @@ def test_one_steps_output_is_the_clipped_sum_with_noise_of_sigma_times_c(
 def test_neighbours_differ_by_their_clipped_sums_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Divided by a constant, and under the same noise the rows differ by the record (opacus#819, #571, #420)."""
+    """Divided by a constant; under one noise rows differ by the record alone (opacus#819, #571, #420)."""
     toy = prepared(tmp_path / "toy", lambda folder: Toy(folder, examples=50, tables=ONE_STEP))
     fewer = copied(toy, tmp_path / "fewer")
     exact, seen = first_step(toy, monkeypatch)
@@ -133,10 +132,10 @@ def test_nothing_public_differs_before_the_first_noise(tmp_path: Path) -> None:
             return parts[-1]
 
         class Stop(StepNoise):
-            def draw(self, *arguments: Any, **options: Any) -> Any:
+            def draw(self, *_: Any, **__: Any) -> Any:
                 raise SimulatedCrash
 
-        made = running.TrainMetrics
+        made = run_metrics.TrainMetrics
 
         def watched(*arguments: Any, metrics: list[Any] = metrics, made: Any = made) -> Any:
             metrics.append(made(*arguments))
@@ -157,13 +156,11 @@ def test_nothing_public_differs_before_the_first_noise(tmp_path: Path) -> None:
 
 
 def test_the_loader_cannot_change_what_the_accountant_was_told(tmp_path: Path) -> None:
-    """b, k, sigma come from the lease alone: a source of ten times the records has the same plan (opacus#813)."""
+    """b, k, sigma come from the lease: ten times the records have the same plan (opacus#813)."""
     plans = []
     for number, examples in enumerate((24, 240)):
         toy = Toy(tmp_path / f"toy-{number}", examples=examples)
         config = toy.config()
-        from evertally.pipelines.training.run_components import build_plan
-
         plans.append(build_plan(config, build_components(config, "cpu")).digest())
     assert plans[0] == plans[1]
 

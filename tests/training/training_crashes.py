@@ -133,7 +133,7 @@ def prepared(folder: Path, make: Callable[[Path], Toy] = Toy) -> Toy:
 def copied(toy: Toy, folder: Path) -> Toy:
     """The same run, not begun, elsewhere."""
     shutil.copytree(toy.folder, folder)
-    return Toy(folder, toy.examples, toy.tables)
+    return Toy(folder, toy.examples, dict(toy.tables))
 
 
 __all__ = ["POINTS", "child", "copied", "crashing_seams", "prepared", "run_killed"]

@@ -67,18 +67,18 @@ def train_run(
         _delete_private(config.folder)
         return finished
     started = time.monotonic()
-    run = open_run(config, device, seams)
+    metrics = TrainMetrics(config.metrics, config.public_metrics)  # a taken port is known before any charge
     try:
-        metrics = TrainMetrics(config.metrics, config.public_metrics)
+        run = open_run(config, device, seams)
         try:
             trainer = _Trainer(run, metrics)
             trainer.resume()
             trainer.train(progress)
             return trainer.finish(time.monotonic() - started)
         finally:
-            metrics.close()
+            run.close()
     finally:
-        run.close()
+        metrics.close()
 
 
 class _Trainer:

@@ -221,11 +221,10 @@ def _scope(config: BudgetConfig, budget: Budget) -> Scope:
 
 def _plan(config: TrainConfig, folder: RunFolder, parts: Components, budget: Budget, state: RunState) -> Plan:
     path = folder.path / _PLAN
+    stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
     noise: float | None = None
-    if path.exists():
-        noise = float(json.loads(path.read_text("utf-8"))["noise_multiplier"])
-    elif config.privacy.loss is None:
-        noise = _remaining(config, budget)
+    if config.privacy.loss is None:
+        noise = float(stored["noise_multiplier"]) if stored else _remaining(config, budget)
     plan = build_plan(config, parts, noise)
     if state.plan and state.plan != plan.digest():
         raise InvalidParameter(
@@ -238,7 +237,7 @@ def _plan(config: TrainConfig, folder: RunFolder, parts: Components, budget: Bud
         "noise_multiplier": repr(plan.noise_multiplier),
         "plan": plan.to_json(),
     }
-    if not path.exists():
+    if stored != said:
         write_durably(path, json.dumps(said, indent=1).encode())
     return plan
 
