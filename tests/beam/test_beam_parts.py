@@ -149,12 +149,12 @@ def test_a_checkpoint_stops_what_is_claimed_after_it() -> None:
         PartitionTracker(PartitionPlace(0, 1, 0)).check_done()
 
 
-def test_units_are_cut_back_to_what_is_released(tmp_path: Path) -> None:
+def test_units_are_cut_back_to_what_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     units = UnitLedger(tmp_path, "aa", 1, 0)
     units.record(1, {5: Contributed(1, 1)})
     units.record(2, {5: Contributed(2, 2), 6: Contributed(2, 1)})
-    with pytest.raises(ServiceUnavailable), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evertally.pipelines.beam.unit_ledger._BUSY_MS", 50)
+    monkeypatch.setattr("evertally.pipelines.beam.unit_ledger._BUSY_MS", 50)
+    with pytest.raises(ServiceUnavailable):
         UnitLedger(tmp_path, "aa", 1, 0)
     units.close()
     units = UnitLedger(tmp_path, "aa", 1, 0)

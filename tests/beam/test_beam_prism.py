@@ -6,13 +6,22 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
 from kafka_harness import EventFeed, KafkaStream, wait_until
-from tests.beam.prism_streams import Job, head, start_beam, start_many, stream_of, value, wait_counted
+from tests.beam.prism_streams import (
+    Job,
+    head,
+    observed,
+    start_beam,
+    start_many,
+    stream_of,
+    value,
+    wait_released,
+)
 from tests.contracts.engine_conformance import Case, Observed, case, verify
 
 pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,13 +32,11 @@ LIVE = [dataclasses.replace(case(name), ticks=5) for name in (*NAMES, "ten thous
 
 
 @pytest.fixture(scope="module")
-def results(
-    prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Observed]]:
+def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
     """All cases at once, in one job that is killed twice while events come."""
     folder = tmp_path_factory.mktemp("cases")
     streams = {
-        one.name: stream_of(one, servers, folder, tick_s=10.0 if len(one.keys) > 1000 else 1.0)
+        one.name: stream_of(one, servers, folder, tick_s=20.0 if len(one.keys) > 1000 else 1.0)
         for one in LIVE
     }
     listed = list(streams.values())
@@ -48,9 +55,11 @@ def results(
         for feed in feeds:
             feed.join()
         sent_ms = time.time() * 1000
-        yield {one.name: wait_counted(job, streams[one.name], one, sent_ms, 240) for one in LIVE}
+        for one in LIVE:
+            wait_released(job, streams[one.name], sent_ms, 240)
     finally:
         job.kill()
+    return {one.name: observed(streams[one.name], one) for one in LIVE}
 
 
 def _more(stream: KafkaStream, job: Job) -> Callable[[], bool]:

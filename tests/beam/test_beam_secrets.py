@@ -1,5 +1,6 @@
 """What a runner stores and shows of a job: no key, no password, no exact sum."""
 
+# mypy: disable-error-code="no-untyped-call"  # Beam has no types
 from __future__ import annotations
 
 import base64
@@ -10,6 +11,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from tests.beam.direct import DirectStream
+from tests.contracts.engine_conformance import Case, Event
 
 from evertally.pipelines.beam.elements import CheckElements
 from evertally.pipelines.beam.job import CountKafka
@@ -17,8 +20,6 @@ from evertally.pipelines.beam.options import CountOptions
 from evertally.pipelines.beam.partition_place import PartitionPlace, PlaceCoder
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.keyfile import KeyFile
-from tests.beam.direct import DirectStream
-from tests.contracts.engine_conformance import Case, Event
 
 CONFIG = """
 [stream]

@@ -1,5 +1,6 @@
 """A live input on a Direct runner, with time in the test's hand: Script moves watermarks and ticks."""
 
+# mypy: disable-error-code="no-untyped-call"  # Beam has no types
 from __future__ import annotations
 
 import time
@@ -13,12 +14,12 @@ from apache_beam.testing.test_stream import TestStream as Script
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark, Repeatedly
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
+from tests.beam.direct import START_MS, TEST_STREAM, TICK_MS, DirectStream, element, pipeline
+from tests.contracts.engine_conformance import Case, Event, verify
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.beam.elements import DEAD_LETTERS
 from evertally.pipelines.beam.per_process import close_all
-from tests.beam.direct import START_MS, TEST_STREAM, TICK_MS, DirectStream, element, pipeline
-from tests.contracts.engine_conformance import Case, Event, verify
 
 
 @pytest.fixture(autouse=True)

@@ -110,8 +110,8 @@ class BoundLive(_BoundUnits):
     def process(
         self,
         element: tuple[int, bytes],
-        waiting: Any = beam.DoFn.StateParam(WAITING),
-        following: Any = beam.DoFn.StateParam(NEXT),
+        waiting: Any = beam.DoFn.StateParam(WAITING),  # noqa: B008 - how Beam declares it
+        following: Any = beam.DoFn.StateParam(NEXT),  # noqa: B008 - how Beam declares it
     ) -> Iterator[Any]:
         """Bound the ticks whose turn has come; a new job begins behind the last released one."""
         bucket = self._open(element[0])

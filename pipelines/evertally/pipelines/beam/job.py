@@ -1,6 +1,6 @@
 """A job: the Kafka worker's configuration, counted by Beam. Also a program: `python -m ...beam.job`.
 
-    python -m evertally.pipelines.beam.job --evertally_config=worker.toml --runner=PrismRunner \
+python -m evertally.pipelines.beam.job --evertally_config=worker.toml --runner=PrismRunner \
         --prism_location=prism --environment_type=LOOPBACK --streaming
 """
 

@@ -26,8 +26,8 @@ class JobClock:
         """Epoch milliseconds. Raises ServiceUnavailable where the machine's clock was set."""
         if not self._guard.trusted():
             raise ServiceUnavailable(
-                f"the machine's clock was set by more than {self._guard.limit_ms} ms: no tick closes. Start the "
-                "job again when the clock is right"
+                f"the machine's clock was set by more than {self._guard.limit_ms} ms: no tick closes. "
+                "Start the job again when the clock is right"
             )
         return self._guard.now_ms()
 

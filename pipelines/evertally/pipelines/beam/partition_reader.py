@@ -15,7 +15,7 @@ _RECORDS: Final = 2000
 
 
 class PartitionReader:
-    """One partition, one consumer without a group. Bytes only; a missing offset is an error, never a guess."""
+    """One partition, one consumer without a group; a missing offset is an error, never a guess."""
 
     def __init__(self, broker: Broker, place: TopicPartition) -> None:
         self._lock: Final = threading.Lock()

@@ -119,7 +119,7 @@ def merge(parts: Iterable[Part]) -> Part:
 
 
 class PartSealer:
-    """Seals parts, and other bytes of a step, under a key of the stream; padded, so that lengths say little."""
+    """Seals parts, and other bytes of a step, under a key of the stream; padded: lengths say little."""
 
     __slots__ = ("_cipher", "_stream")
 
@@ -143,7 +143,7 @@ class PartSealer:
         return nonce + self._cipher.encrypt(nonce, padded, self._associated(what))
 
     def open_bytes(self, sealed: bytes, what: bytes) -> bytes:
-        """The inverse of `seal_bytes`. Raises IntegrityError where key, stream, kind or bytes are other ones."""
+        """The inverse of `seal_bytes`. Raises IntegrityError where key, stream or kind are other ones."""
         try:
             nonce, body = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
             framed = self._cipher.decrypt(nonce, body, self._associated(what))

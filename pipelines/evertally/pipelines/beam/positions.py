@@ -49,8 +49,8 @@ class Cuts:
             start, stop = part.cuts[number]
             if known and start != known[-1]:
                 raise IntegrityError(
-                    f"tick {part.t} does not begin where tick {self.through} ended in partition {number}: the "
-                    "runner went back behind the ledger. Start the job anew, without its old state"
+                    f"tick {part.t} does not begin where tick {self.through} ended in partition {number}: "
+                    "the runner went back behind the ledger. Start the job anew, without its old state"
                 )
             stops.append((*known, stop)[-keep:])
         return Cuts(part.t, tuple(stops))

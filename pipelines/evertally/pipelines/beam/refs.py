@@ -20,9 +20,9 @@ from evertally.pipelines.keyfile import KeyFile
 
 __all__ = ["KAFKA_PASSWORD", "KeyRef", "LedgerRef", "with_password", "without_password"]
 
-KAFKA_PASSWORD: Final = "EVERTALLY_KAFKA_PASSWORD"
+KAFKA_PASSWORD: Final = "EVERTALLY_KAFKA_PASSWORD"  # noqa: S105 - the name of a variable
 _SECRETS_FOLDER: Final = "EVERTALLY_SECRETS"
-_SECRET: Final = "secret:"
+_SECRET: Final = "secret:"  # noqa: S105 - a prefix
 
 
 @dataclass(frozen=True, slots=True)

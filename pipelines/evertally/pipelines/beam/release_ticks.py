@@ -200,7 +200,9 @@ class ReleaseLive(_ReleaseTicks):
     """Tick after tick as they end."""
 
     def process(
-        self, element: tuple[int, bytes], waiting: Any = beam.DoFn.StateParam(WAITING)
+        self,
+        element: tuple[int, bytes],
+        waiting: Any = beam.DoFn.StateParam(WAITING),  # noqa: B008 - how Beam declares it
     ) -> Iterator[Any]:
         """Release the ticks whose turn has come; those released before are answered from their rows."""
         shard, sealed = element

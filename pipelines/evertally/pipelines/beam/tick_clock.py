@@ -44,7 +44,7 @@ class _CloseTicks(beam.DoFn, RestrictionProvider):
         self._stream = stream
         self._rule = rule
 
-    def initial_restriction(self, element: Any) -> OffsetRange:
+    def initial_restriction(self, element: Any) -> OffsetRange:  # noqa: ARG002 - Beam's form
         """From the tick that is to be released next."""
         stream = opened(self._stream)
         return OffsetRange(stream.store.head(stream.opened.shard(0)).t + 1, _FAR)
@@ -53,16 +53,18 @@ class _CloseTicks(beam.DoFn, RestrictionProvider):
         """The tracker of a range."""
         return EndlessTracker(restriction)
 
-    def restriction_size(self, element: Any, restriction: OffsetRange) -> int:
+    def restriction_size(self, element: Any, restriction: OffsetRange) -> int:  # noqa: ARG002 - Beam's form
         """Nothing is worth splitting."""
         return 1
 
     @beam.DoFn.unbounded_per_element()  # type: ignore[untyped-decorator]  # Beam has no types here
     def process(
         self,
-        element: Any,
-        tracker: Any = beam.DoFn.RestrictionParam(),
-        watermarks: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),
+        element: Any,  # noqa: ARG002 - Beam's form
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - how Beam declares it
+        watermarks: Any = beam.DoFn.WatermarkEstimatorParam(  # noqa: B008
+            ManualWatermarkEstimator.default_provider()  # noqa: B008
+        ),
     ) -> Iterator[Any]:
         """Ticks that are over; the watermark never passes the end of one that is not."""
         closed = job_clock(self._rule.tick_ms).closed_through(self._rule)

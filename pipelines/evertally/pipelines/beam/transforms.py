@@ -59,8 +59,8 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
         ledger: where workers find the ledger.
         key: where workers find the key file.
         value_field: the field with the value; numbers, counted in `value_unit`.
-        key_field, unit_field, time_field: names of further fields; without `time_field` an event's time is its
-            Beam time stamp. `unit_field` is needed unless the scope's unit is "event".
+        key_field, unit_field, time_field: names of further fields; without `time_field` an event's time is
+            its Beam time stamp. `unit_field` is needed unless the scope's unit is "event".
         value_rule: how values become integers; by default whole numbers, clipped to the stream's clip.
         other: the declared key that takes undeclared ones.
         ticks: "file": the declared number of ticks. "event-time": nothing, or a PCollection of the numbers of

@@ -30,7 +30,7 @@ def refuse_accumulating(events: Any) -> None:
 
 
 def tick_windows(rule: TickRule) -> beam.WindowInto:
-    """Fixed windows of a tick, each part in one pane; what comes behind the watermark gets panes of its own."""
+    """Fixed windows of a tick, each part in one pane; what is late gets panes of its own."""
     size = Duration(micros=rule.tick_ms * 1000)
     offset = Timestamp(micros=rule.start_ms % rule.tick_ms * 1000)
     return beam.WindowInto(

@@ -1,11 +1,11 @@
 """Beam YAML: the transforms as types of a YAML pipeline. docs/how-to-beam.md has a runnable example.
 
-    providers:
-      - type: python
-        config: {packages: [evertally]}
-        transforms:
-          ContinualCount: evertally.pipelines.beam.yaml_provider.count
-          ContinualSum: evertally.pipelines.beam.yaml_provider.total
+providers:
+- type: python
+config: {packages: [evertally]}
+transforms:
+ContinualCount: evertally.pipelines.beam.yaml_provider.count
+ContinualSum: evertally.pipelines.beam.yaml_provider.total
 """
 
 from __future__ import annotations
