@@ -390,9 +390,9 @@ def test_the_command_holds_the_ledger_read_only_and_no_key_file(tmp_path: Path) 
         assert httpx.get(public + "/internal/metrics", trust_env=False).status_code == 404
         assert httpx.get(internal + "/metrics", trust_env=False).status_code == 404
         files = {}
-        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # a scrape's socket that has just been closed
-                files[fd.name] = os.readlink(fd)
+                files[link.name] = os.readlink(link)
         held = {fd: path for fd, path in files.items() if path.startswith(str(tmp_path))}
         assert not [path for path in held.values() if "key" in Path(path).name]
         database = [fd for fd, path in held.items() if path.endswith(".db")]  # SQLite opens -wal by itself
