@@ -170,7 +170,8 @@ def draw(every: dict[str, dict[str, Factors]]) -> None:
             key = f"{layers[0] if side == 'A' else layers[-1]}/{side}"
             for source, found in sources.items():
                 values = torch.linalg.eigvalsh(found[key]).flip(0).clamp(min=1e-8)
-                axis.loglog(np.arange(1, len(values) + 1), values, label=source)
+                ranks = np.unique(np.geomspace(1, len(values), 40).astype(int))
+                axis.loglog(ranks, values[ranks - 1], label=source)
             axis.set_title(f"{name}: {key}", fontsize=9)
             axis.set_ylim(1e-6, None)
             axis.grid(alpha=0.3)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from evertally.pipelines.training import ghost_contributions
 from evertally.pipelines.training.ghost import GhostClipper
 from evertally.pipelines.training.ghost_contributions import Arithmetic
 from evertally.pipelines.training.ghost_plans import Plan
@@ -70,16 +71,11 @@ def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def cancelling(rows: int, magnitude: float, left_over: float = 1e-9) -> tuple[Tensor, Tensor]:
-    """Positions whose outer products cancel but for a small share: the Gram identity loses every digit."""
+    """Positions whose outer products cancel but for a small share: the Gram identity loses its digits."""
     a = torch.randn(1, rows, 6, dtype=torch.float64).repeat_interleave(2, dim=1) * magnitude
     d = torch.randn(1, rows, 5, dtype=torch.float64).repeat_interleave(2, dim=1) * magnitude
     d[:, 1::2] *= left_over - 1.0
     return a, d
-
-
-def almost_cancelling(rows: int, magnitude: float) -> tuple[Tensor, Tensor]:
-    """What is left over is as large as the rounding of the Gram sum, so a norm from it may be far too small."""
-    return cancelling(rows, magnitude, 1e-8)
 
 
 def huge(rows: int, magnitude: float) -> tuple[Tensor, Tensor]:
@@ -99,7 +95,7 @@ def uneven(rows: int, magnitude: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("plan", [None, Plan.GRAM, Plan.MATERIALISE])
 @pytest.mark.parametrize("spread", [0.0, 2.0, 6.0])
-@pytest.mark.parametrize("attack", [cancelling, almost_cancelling, huge, uneven])
+@pytest.mark.parametrize("attack", [cancelling, huge, uneven])
 @pytest.mark.parametrize("magnitude", [1e-12, 1.0, 1e9])
 def test_one_example_moves_the_sum_by_at_most_the_sensitivity(
     attack: Callable[[int, float], tuple[Tensor, Tensor]],
@@ -185,6 +181,26 @@ class WithNorms(Stretch):
         for layer in inventory(model):
             if layer.kind is Kind.LAYER_NORM:
                 self._transforms[layer.name] = Elementwise(torch.full(layer.shape, 3.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("left_over", [1e-9, 1e-8, 3e-8, 1e-7])
+def test_cancelling_positions_do_not_hide_a_norm(left_over: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left over is as large as the rounding of the Gram sum; without a second look it passes."""
+
+    def worst() -> float:
+        found = []
+        for seed in range(10):
+            torch.manual_seed(seed)
+            model = nn.Linear(6, 5).double()
+            clipper = GhostClipper(model, Given(), Stretch(model, 0.0), arithmetic=Arithmetic(plan=Plan.GRAM))
+            a, d = cancelling(8, 1e9, left_over)
+            found.append(norm(clipper.sum([MicroBatch((a,), d)]).tensors))
+        return max(found)
+
+    assert worst() <= 1.0 + 1e-6
+    monkeypatch.setitem(ghost_contributions._CANCELLED, torch.float64, -1.0)
+    if left_over >= 1e-8:
+        assert worst() > 1.0 + 1e-3
 
 
 def test_the_check_can_fail() -> None:
