@@ -1,6 +1,7 @@
 """Streams counted on Beam's Direct runners, and what came of them."""
 
-# mypy: disable-error-code="no-untyped-call"  # Beam has no types
+# Beam has no types
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import contextlib

@@ -3,7 +3,8 @@
 python tests/beam/many_streams.py PRISM FROM CONFIG...
 """
 
-# mypy: disable-error-code="no-untyped-call"  # Beam has no types
+# Beam has no types
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,7 @@
 """Beam keeps what every engine must keep: a bounded input on a Direct runner."""
 
-# mypy: disable-error-code="no-untyped-call"  # Beam has no types
+# Beam has no types
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import threading

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,14 @@ def test_the_runbook_runs_as_it_stands(prism: Path, servers: str, tmp_path: Path
         had = head(stream)
         job = Job(["env", *(f"{k}={v}" for k, v in here.items()), "bash", "-ec", block], tmp_path / "job.log")
         try:
-            wait_until(
-                "a release", lambda job=job, had=had: job.running() and head(stream) > had + 2, 240, 0.5
-            )
+            wait_until("a release", _going_on(job, stream, had), 240, 0.5)
         finally:
             job.kill()
     assert stream.totals() == dict.fromkeys(stream.keys, 5)
+
+
+def _going_on(job: Job, stream: KafkaStream, had: int) -> Callable[[], bool]:
+    return lambda: job.running() and head(stream) > had + 2
 
 
 @pytest.fixture(scope="module")

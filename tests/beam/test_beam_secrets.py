@@ -1,6 +1,7 @@
 """What a runner stores and shows of a job: no key, no password, no exact sum."""
 
-# mypy: disable-error-code="no-untyped-call"  # Beam has no types
+# Beam has no types
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import base64

@@ -1,6 +1,7 @@
 """A live input on a Direct runner, with time in the test's hand: Script moves watermarks and ticks."""
 
-# mypy: disable-error-code="no-untyped-call"  # Beam has no types
+# Beam has no types
+# mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import time

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
 from evertally.errors import (
-    BudgetExceeded,
     EvertallyError,
     Fenced,
     IntegrityError,
@@ -43,6 +42,14 @@ from evertally.pipelines.keyfile import KeyFile
 __all__ = ["CountKafka", "counting_of", "main", "prepare", "run_job"]
 
 _LOG: Final = logging.getLogger(__name__)
+_REASONS: Final[dict[str, Callable[[str], EvertallyError]]] = {
+    "BudgetExceeded": IntegrityError,  # a budget that refuses is met before the job is submitted
+    "StorageFull": StorageFull,
+    "Fenced": Fenced,
+    "IntegrityError": IntegrityError,
+    "InvalidParameter": IntegrityError,
+    "ServiceUnavailable": ServiceUnavailable,
+}
 
 
 class CountKafka(beam.PTransform[Any, Any]):
@@ -192,12 +199,10 @@ def run_job(arguments: Sequence[str]) -> str:
 
 def _reason(text: str) -> EvertallyError:
     """The house's error behind a runner's, found by its name; its message is safe to show."""
-    for kind in (BudgetExceeded, StorageFull, Fenced, IntegrityError, InvalidParameter, ServiceUnavailable):
-        at = text.rfind(f"{kind.__name__}: ")
+    for name, kind in _REASONS.items():
+        at = text.rfind(f"{name}: ")
         if at >= 0:
-            line = text[at:].splitlines()[0].split(" [while running")[0]
-            exit_kind = IntegrityError if kind in (BudgetExceeded, InvalidParameter) else kind
-            return exit_kind(line)
+            return kind(text[at:].splitlines()[0].split(" [while running")[0])
     return ServiceUnavailable("the job failed in its runner; its own log says where")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import Row
 
 from evertally.accountants.budget.scopes import Scope
 from evertally.pipelines.beam.refs import KeyRef, LedgerRef
@@ -86,9 +87,9 @@ def _places(config: dict[str, Any]) -> tuple[StreamSpec, LedgerRef, KeyRef]:
     return spec, LedgerRef(str(config.pop("ledger"))), KeyRef(str(config.pop("key")))
 
 
-def _row(line: bytes) -> beam.Row:
+def _row(line: bytes) -> Row:
     release = Release.decode(line)
-    return beam.Row(
+    return Row(
         stream=release.stream,
         key=release.key,
         t=release.t,
@@ -98,5 +99,5 @@ def _row(line: bytes) -> beam.Row:
     )
 
 
-def _letter(letter: bytes) -> beam.Row:
-    return beam.Row(letter=letter.decode())
+def _letter(letter: bytes) -> Row:
+    return Row(letter=letter.decode())
