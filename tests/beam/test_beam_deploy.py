@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kafka_harness import KafkaStream, wait_until
+from kafka_harness import KEYS, KafkaStream, wait_until
 from tests.beam.prism_streams import Job, head
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,7 @@ def commands() -> list[str]:
 def test_the_runbook_runs_as_it_stands(prism: Path, servers: str, tmp_path: Path) -> None:
     """Its first start, a kill, its later start: ticks go on."""
     first, later = commands()
+    wanted = dict.fromkeys(KEYS, 5)
     stream = KafkaStream(servers, tmp_path, tick_s=1.0)
     stream.send({"k": key} for key in stream.keys for _ in range(5))
     here = {
@@ -43,9 +44,11 @@ def test_the_runbook_runs_as_it_stands(prism: Path, servers: str, tmp_path: Path
         job = Job(["env", *(f"{k}={v}" for k, v in here.items()), "bash", "-ec", block], tmp_path / "job.log")
         try:
             wait_until("a release", _going_on(job, stream, had), 240, 0.5)
+            if block is later:
+                stream.wait_totals(wanted, timeout_s=120)
         finally:
             job.kill()
-    assert stream.totals() == dict.fromkeys(stream.keys, 5)
+    stream.judge()
 
 
 def _going_on(job: Job, stream: KafkaStream, had: int) -> Callable[[], bool]:
