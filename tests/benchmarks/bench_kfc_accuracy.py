@@ -125,8 +125,8 @@ def page() -> None:
                 fresh = row["fresh"]
                 shown = "searched only"
                 if fresh:
-                    spread = statistics.stdev(fresh) if len(fresh) > 1 else 0.0
-                    shown = f"{statistics.mean(fresh):.1f} +- {spread:.1f}"
+                    spread = f" +- {statistics.stdev(fresh):.1f}" if len(fresh) > 1 else ""
+                    shown = f"{statistics.mean(fresh):.1f}{spread}"
                 printed = PRINTED[epsilon].get(method, "") if name == "cnn14" else ""
                 lines.append(
                     f"| {METHODS[method][0]} | {shown} | {len(fresh)} | {row['rate']:g} | "
