@@ -32,6 +32,7 @@ class Toy:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
+        self.tables = dict(self.tables)
         features, labels = blobs(self.examples)
         np.savez(self.folder / "train.npz", x=features, y=labels)
         features, labels = blobs(600, seed=1)

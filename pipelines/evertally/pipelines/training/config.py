@@ -196,11 +196,11 @@ def _budget(
                 name,
                 unit,
                 adjacency,
-                epsilon,
+                _whole(epsilon),
                 delta or 1e-6,
-                epsilon_lines="0" if lines is None else lines,
+                epsilon_lines="0" if lines is None else _whole(lines),
                 filter="renyi",
-                order=order or _ORDER,
+                order=_whole(order or _ORDER),
             )
         )
     elif delta is not None or order is not None or lines is not None:
@@ -217,6 +217,11 @@ def _budget(
         None if token is None else folder / token,
         None if ca is None else folder / ca,
     )
+
+
+def _whole(value: float) -> float | int:
+    """8.0 as 8: a scope keeps amounts as they are written, and 8 is how others write it."""
+    return int(value) if value == int(value) else value
 
 
 def _public(metrics: ConfigTable, mistakes: Mistakes) -> Listen | None:
