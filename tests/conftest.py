@@ -1,4 +1,4 @@
-"""Shared fixtures: a real PostgreSQL server, started once for the whole run where its programs are found."""
+"""Shared fixtures: a real PostgreSQL server and a real Kafka broker, each started once, on first use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars, missing_tool
+
+POM = Path(__file__).parents[1] / "deploy" / "kafka" / "pom.xml"
 
 
 def _postgres_programs() -> Path | None:
@@ -87,6 +91,28 @@ def postgres_address(postgres_server: str) -> str:
     with psycopg.connect(server, autocommit=True) as admin:
         admin.execute(f"CREATE SCHEMA {name}")
     return f"{server}&options=-csearch_path%3D{name}"
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> Path:
+    missing = missing_tool()
+    if missing is not None:
+        _missing(f"Kafka tests need Java and Maven: {missing}")
+    return fetch_jars(POM)
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> str:
+    """Address of one broker for the whole session; EVERTALLY_TEST_KAFKA names one that runs already."""
+    running = os.environ.get("EVERTALLY_TEST_KAFKA")
+    return running or request.getfixturevalue("cluster").bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def cluster(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """The broker behind `servers`."""
+    with LocalCluster(kafka_jars, tmp_path_factory.mktemp("kafka")) as running:
+        yield running
 
 
 _COUNTED = ("postgres", "browser", "kafka", "faults", "prism", "flink", "train", "prometheus")

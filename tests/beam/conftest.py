@@ -1,4 +1,4 @@
-"""What the Beam suites share: Prism where it is built, and the Kafka broker of the Kafka suites."""
+"""What the Beam suites share: Prism, where it is built."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.kafka.conftest import cluster, kafka_jars, servers
-
-__all__ = ["cluster", "kafka_jars", "prism", "servers"]
 
 PRISM = Path.home() / ".cache" / "evertally" / "prism" / "2.77.0" / "prism"
 

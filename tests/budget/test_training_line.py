@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from evertally.accountants import BLT, renyi_lines, strategies
+from evertally.accountants import BLT, line_choice, renyi_lines, strategies
 from evertally.accountants.budget import Scope, TrainingLine
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Loss
@@ -21,7 +21,7 @@ STRATEGIES = [{"kind": "Identity"}, {"kind": "BandedSquareRoot", "bands": 3}, {"
 
 def cold(line: TrainingLine) -> Loss:
     """The loss with nothing remembered from before."""
-    renyi_lines.lines.cache_clear()
+    line_choice.lines.cache_clear()
     renyi_lines._line_moments.cache_clear()
     return line.loss(MIXED)
 

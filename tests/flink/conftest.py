@@ -1,4 +1,4 @@
-"""One Flink cluster and one Kafka broker for the session, started on first use and stopped at its end."""
+"""One Flink cluster for the session, started on first use and stopped at its end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.flink.flink_harness import FLINK_PYTHON
-from tests.kafka.conftest import cluster, kafka_jars, servers
 
 from evertally.errors import ServiceUnavailable
 from evertally.pipelines.flink.distribution import fetch_connector
 from evertally.pipelines.flink.local_cluster import LocalFlink
-
-__all__ = ["cluster", "kafka_jars", "servers"]
 
 
 def _missing(reason: str) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventParser, Refusal, ValueRule
+from evertally.pipelines.json_values import object_or_reason
 from evertally.pipelines.local import csv_source, jsonl_source, lines
 from evertally.pipelines.local.csv_source import CsvSource, FieldNames
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
@@ -173,7 +174,7 @@ def test_the_pools_reach_every_reason(tmp_path: Path) -> None:
 )
 def test_objects_of_a_block_are_objects_of_a_line(block: list[bytes]) -> None:
     found = jsonl_source._whole_block(block)
-    alone = [jsonl_source._object_or_reason(line) for line in block]
+    alone = [object_or_reason(line, lines.MAX_LINE_BYTES) for line in block]
     assert any(isinstance(item, Reason) for item in alone)  # so that the block is none of good lines alone
     assert found is None
 
