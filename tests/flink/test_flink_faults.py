@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient
+from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka_harness import KEYS, EventFeed, wait_until
 from tests.contracts.engine_conformance import Event
 from tests.flink.flink_harness import FlinkStream, replace_task_manager
@@ -24,24 +25,22 @@ from evertally.pipelines.kafka.config import load_worker_config
 pytestmark = [pytest.mark.flink, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-def limit_reading(jars: Path, servers: str, clients: list[str], bytes_a_second: int | None) -> None:
+def limit_reading(servers: str, clients: list[str], bytes_a_second: int | None) -> None:
     """Have the broker throttle consumers by their client id, or no more."""
-    change = (
-        ["--delete-config", "consumer_byte_rate"]
-        if bytes_a_second is None
-        else ["--add-config", f"consumer_byte_rate={bytes_a_second}"]
+    entry = AlterClientQuotasRequest.EntryData
+    change = entry.OpData(
+        key="consumer_byte_rate", value=float(bytes_a_second or 0), remove=bytes_a_second is None
     )
-    for client in clients:
-        words = ["--bootstrap-server", servers, "--alter", *change]
-        words += ["--entity-type", "clients", "--entity-name", client]
-        done = subprocess.run(
-            ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*", "kafka.admin.ConfigCommand", *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    entries = [
+        entry(entity=[entry.EntityData(entity_type="client-id", entity_name=client)], ops=[change])
+        for client in clients
+    ]
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    answer = admin._manager.run(
+        admin._manager.send, AlterClientQuotasRequest(entries=entries, validate_only=False)
+    )
+    admin.close()
+    assert [entry.error_code for entry in answer.entries] == [0] * len(clients)
 
 
 def completed(cluster: LocalFlink, job: str) -> int:
@@ -49,9 +48,9 @@ def completed(cluster: LocalFlink, job: str) -> int:
 
 
 def test_a_replay_that_is_held_back_takes_nothing_back(
-    servers: str, kafka_jars: Path, tmp_path: Path, flink: LocalFlink
+    servers: str, tmp_path: Path, flink: LocalFlink
 ) -> None:
-    """Kill, restore, hold the replay, let timers fire: x_t = S_t - S_(t-1) is never negative."""
+    """Kill, restore, hold the replay, let the clock close ticks: x_t = S_t - S_(t-1) is never negative."""
     stream = FlinkStream(servers, tmp_path, checkpoint_s=10.0)
     stream.make_topics()
     job = stream.submit(flink, "--from", "earliest")
@@ -66,12 +65,12 @@ def test_a_replay_that_is_held_back_takes_nothing_back(
         stream.send({"k": key} for key in KEYS * 70)
         time.sleep(4)  # they are read, ticks that hold them close, and no checkpoint has come
         unseen = len(stream.raw("closed", "read_uncommitted")) - len(stream.raw("closed"))
-        limit_reading(kafka_jars, servers, clients, 1)
+        limit_reading(servers, clients, 1)
         replace_task_manager(flink)
         stream.wait_running(flink, job)
-        stream.wait_tick(stream.tick_now())  # timers have fired behind the restored state
+        stream.wait_tick(stream.tick_now())  # the clock closes ticks behind the restored state
         held = stream.totals()
-        limit_reading(kafka_jars, servers, clients, None)
+        limit_reading(servers, clients, None)
         sent.update(KEYS * 70)
         stream.wait_totals(sent, 400)
         stream.stop(flink)
@@ -85,15 +84,16 @@ def test_a_replay_that_is_held_back_takes_nothing_back(
 def test_savepoint_other_parallelism_and_a_lost_job_manager(
     servers: str, tmp_path: Path, flink: LocalFlink
 ) -> None:
-    """Values are unusual 12-digit integers: they stand in no checkpoint, log or answer of the cluster."""
-    worth = 123_456_789_017
+    """Sums of an unusual large integer: none stands in a checkpoint, log or answer of the cluster."""
+    worth = 73_456_789
     stream = FlinkStream(
         servers,
         tmp_path,
         shards=2,
         parallelism=1,
         source_extra='value = "n"',
-        privacy_extra=f'unit = "event"\nclip = {2 * worth}',
+        privacy_extra=f'unit = "event"\nclip = {worth + 1}',
+        epsilon=8.0,
     )
     stream.make_topics()
     refused = stream.flink(flink, "submit", check=False)

@@ -57,7 +57,11 @@ class Combine(ScalarFunction):  # type: ignore[misc]
 
 
 class CloseTicks(KeyedProcessFunction):  # type: ignore[misc]
-    """One lane a key: messages in, sealed closings out when the clock says so, dead letters at once."""
+    """One lane a key: messages in, sealed closings out when the clock says so, dead letters at once.
+
+    Empty messages come to every lane all the time (job.py). They wake it; what closes ticks is its own clock.
+    Flink's timers are not used: one that Python had set was not in the checkpoint that held its lane's state.
+    """
 
     def __init__(self, job: JobParameters) -> None:
         self._job = job
@@ -67,6 +71,7 @@ class CloseTicks(KeyedProcessFunction):  # type: ignore[misc]
         job = self._job
         keys = job.open_keys()
         self._clock = ClockGuard(job.rule.tick_ms)
+        self._told = False
         self._closings = job.closings_sealer(keys)
         self._sealer = job.state_sealer(keys)
         self._positions = positions_of(job.shard_of, job.spec.shards)
@@ -81,48 +86,30 @@ class CloseTicks(KeyedProcessFunction):  # type: ignore[misc]
             units = UnitBuckets(table, self._sealer, job.lanes)
             self._open = OpenEvents(events, units, self._sealer, job.bound)
 
-    def process_element(self, value: Row, ctx: Any) -> Iterator[Any]:
-        """A message of a batch; an empty one makes the lane known."""
+    def process_element(self, value: Row, ctx: Any) -> Iterator[Any]:  # noqa: ARG002 - Flink's signature
+        """A message of a batch, or an empty one."""
         message = Message.decode(value[0])
-        head = self._begun(message.lane, ctx)
+        lane, now_ms = message.lane, self._clock.now_ms()
+        sealed = self._head.value()
+        head = LaneHead(1, 0) if sealed is None else LaneHead.decode(self._sealer.open(sealed, lane, HEAD))
         if message.rows.shape[1]:
-            rows = assign_ticks(message.rows, self._job.rule, head, self._clock.now_ms())
-            self._open.add(message.lane, rows)
+            self._open.add(lane, assign_ticks(message.rows, self._job.rule, head, now_ms))
         for letter in message.letters:
             yield Row(LETTER, str(letter.partition).encode(), letter.body)
-
-    def on_timer(self, timestamp: int, ctx: Any) -> Iterator[Any]:  # noqa: ARG002 - Flink's signature
-        """Close what is over."""
-        lane = ctx.get_current_key()
-        head = self._begun(lane, ctx)
-        through = self._job.rule.closed_through(self._clock.now_ms())
-        if not self._clock.trusted():
-            _LOG.error("the machine's clock was set: no tick closes until the job is started again")
-        elif through >= head.open_tick:
+        through = self._closed_through(now_ms)
+        if through >= head.open_tick:
             totals = self._open.close(lane, through)
-            pieces, after = cut_pieces(
-                self._job.life, self._job.incarnation, lane, head, through, totals, self._positions
-            )
-            self._store(lane, after)
+            life, incarnation = self._job.life, self._job.incarnation
+            pieces, head = cut_pieces(life, incarnation, lane, head, through, totals, self._positions)
+            self._head.update(self._sealer.seal(head.encode(), lane, HEAD))
             for shard, piece in pieces:
                 yield Row(shard, *self._closings.seal(piece, shard))
-        self._wait(ctx)
 
-    def _begun(self, lane: int, ctx: Any) -> LaneHead:
-        sealed = self._head.value()
-        if sealed is not None:
-            return LaneHead.decode(self._sealer.open(sealed, lane, HEAD))
-        head = LaneHead(1, 0)
-        self._store(lane, head)
-        self._wait(ctx)
-        return head
-
-    def _store(self, lane: int, head: LaneHead) -> None:
-        self._head.update(self._sealer.seal(head.encode(), lane, HEAD))
-
-    def _wait(self, ctx: Any) -> None:
-        """Ask to be called when the next tick is over; the engine's clock only wakes, ours decides."""
-        now_ms = self._clock.now_ms()
-        rest_ms = max(1, self._job.rule.next_close_ms(now_ms) - now_ms)
-        timers = ctx.timer_service()
-        timers.register_processing_time_timer(timers.current_processing_time() + rest_ms)
+    def _closed_through(self, now_ms: int) -> int:
+        """Last tick that is over; none while the machine's clock cannot be trusted."""
+        if self._clock.trusted():
+            return self._job.rule.closed_through(now_ms)
+        if not self._told:
+            _LOG.error("the machine's clock was set: no tick closes until the job is started again")
+        self._told = True
+        return 0

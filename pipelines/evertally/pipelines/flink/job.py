@@ -13,7 +13,7 @@ from pyflink.table.udf import udf
 from evertally.pipelines.flink.functions import LETTER, OUTPUT_ROW, CloseTicks, Combine
 from evertally.pipelines.flink.messages import NO_ROWS, Message, lane_of
 from evertally.pipelines.flink.parameters import JobParameters
-from evertally.pipelines.flink.tables import kafka_properties, sink_table, source_table
+from evertally.pipelines.flink.tables import clock_table, kafka_properties, sink_table, source_table
 from evertally.pipelines.kafka.broker import Broker
 
 __all__ = ["Placement", "run"]
@@ -72,6 +72,7 @@ def _build(
     topics, shards = job.topics, job.spec.shards
     group = f"{topics.prefix}.flink-{job.incarnation}"
     tables.execute_sql(source_table("events", topics.events, group, properties))
+    tables.execute_sql(clock_table("clock", job.rule.tick_ms))
     sinks = {**properties, "max.request.size": str(job.max_request_bytes)}
     tables.execute_sql(sink_table("closings", topics.closed, shards, sinks))
     tables.execute_sql(sink_table("letters", topics.dead_letters, 1, sinks))
@@ -80,9 +81,10 @@ def _build(
     )
     # the planner does not push a condition below a function that is not deterministic
     batches = "SELECT combine(`value`, `partition`, `offset`) AS message FROM events"
-    lanes = f"SELECT CAST(m AS BYTES) FROM (VALUES {_first(job)}) AS lanes(m)"  # noqa: S608 - hex digits
+    wakes = f"SELECT ARRAY[{_empty(job)}] AS every_lane FROM clock"  # noqa: S608 - hex digits
     messages = tables.sql_query(
-        f"SELECT message FROM ({batches}) WHERE message IS NOT NULL UNION ALL {lanes}"  # noqa: S608 - as above
+        f"SELECT message FROM ({batches}) WHERE message IS NOT NULL UNION ALL "  # noqa: S608 - as above
+        f"SELECT message FROM ({wakes}) CROSS JOIN UNNEST(every_lane) AS lanes (message)"
     )
     output = (
         tables.to_data_stream(messages)
@@ -99,10 +101,10 @@ def _build(
     statements.attach_as_datastream()
 
 
-def _first(job: JobParameters) -> str:
+def _empty(job: JobParameters) -> str:
     """An empty message for every lane: lanes without events close their ticks too."""
     messages = [Message(lane, [], NO_ROWS).encode().hex() for lane in range(job.lanes)]
-    return ", ".join(f"(X'{message}')" for message in messages)
+    return ", ".join(f"CAST(X'{message}' AS BYTES)" for message in messages)
 
 
 def _on_its_writer(output: DataStream, shards: int) -> DataStream:
