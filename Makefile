@@ -33,7 +33,7 @@ $(UV): bootstrap.lock
 
 .venv-train/.ready: requirements-train.lock pyproject.toml $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv-train
-	VIRTUAL_ENV=.venv-train $(UV) pip sync --quiet --require-hashes requirements-train.lock
+	VIRTUAL_ENV=.venv-train $(UV) pip sync --quiet --compile-bytecode --require-hashes requirements-train.lock
 	VIRTUAL_ENV=.venv-train $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
