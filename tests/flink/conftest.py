@@ -32,13 +32,13 @@ def connector() -> Path:
 
 @pytest.fixture(scope="session")
 def whole_flink(tmp_path_factory: pytest.TempPathFactory, connector: Path) -> Iterator[LocalFlink]:
-    """The session's cluster: two TaskManagers of two slots each."""
+    """The session's cluster: two TaskManagers of one slot each, so that a job of two uses both."""
     assert connector.exists()
     if not FLINK_PYTHON.exists():
         _missing("no Flink: run `make flink-venv`")
     folder = tmp_path_factory.mktemp("flink") / "cluster"
     short = {"env.java.opts.taskmanager": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with LocalFlink(folder, FLINK_PYTHON, slots=2, extra=short) as running:
+    with LocalFlink(folder, FLINK_PYTHON, slots=1, extra=short) as running:
         yield running
 
 
