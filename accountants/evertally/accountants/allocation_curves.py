@@ -24,6 +24,9 @@ _SLOPE_STEP = 0.98
 _RIVAL = 1.7
 """How far a delta may be above the best one and still be looked at a few hundredths away."""
 _TAIL_MIN, _TAIL_MAX = 1e-12, 7.0
+_DELTA_FLOOR = 1e-16
+"""Below it a delta is all certified error of grids and transforms, which does not shrink with the noise:
+the bound is this and not less, so that more noise never seems to lose more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Colour:
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
-        return Answer(self._larger(lambda d, p, n: colour.delta(self.gram, sigma, epsilon, d, p, n)))
+        found = self._larger(lambda d, p, n: colour.delta(self.gram, sigma, epsilon, d, p, n))
+        return Answer(max(found, _DELTA_FLOOR))
 
     def epsilon(self, sigma: float, delta: float) -> Answer:
         """The larger of the directions."""
@@ -122,9 +126,8 @@ class RandomAllocation:
 
     def delta(self, sigma: float, epsilon: float) -> Answer:
         """The larger of the directions."""
-        return Answer(
-            _larger(self.directions, self.cells, lambda d, cells: self._pld(sigma, d, cells).delta(epsilon))
-        )
+        found = _larger(self.directions, self.cells, lambda d, n: self._pld(sigma, d, n).delta(epsilon))
+        return Answer(max(found, _DELTA_FLOOR))
 
     def epsilon(self, sigma: float, delta: float) -> Answer:
         """The larger of the directions."""
