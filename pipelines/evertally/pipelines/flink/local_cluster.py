@@ -76,6 +76,7 @@ class LocalFlink:
             "taskmanager.bind-host": "127.0.0.1",
             "taskmanager.numberOfTaskSlots": str(slots),
             "taskmanager.memory.process.size": "1400m",
+            "io.tmp.dirs": str(folder / "tmp"),
             "state.backend.type": "hashmap",
             "execution.checkpointing.dir": self.checkpoints.as_uri(),
             "execution.checkpointing.savepoint-dir": self.savepoints.as_uri(),
@@ -177,7 +178,8 @@ class LocalFlink:
         self._task_managers.clear()
 
     def _configure(self) -> None:
-        (self._folder / "logs").mkdir(parents=True)
+        for name in ("logs", "tmp"):
+            (self._folder / name).mkdir(parents=True)
         shutil.copytree(self._home / "conf", self.conf)
         text = "".join(f"{key}: {value}\n" for key, value in self._settings.items())
         (self.conf / "config.yaml").write_text(text, "utf-8")
