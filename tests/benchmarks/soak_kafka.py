@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import random
@@ -33,6 +34,7 @@ from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars
 POM = ROOT / "deploy" / "kafka" / "pom.xml"
 PAGE = ROOT / "docs" / "kafka-soak.md"
 PARTS = ("kills", "memory")
+STARTING_TICKS = 60
 
 
 def kills(stream: KafkaStream, wanted: int, minutes: float) -> str:
@@ -69,16 +71,18 @@ def kills(stream: KafkaStream, wanted: int, minutes: float) -> str:
 
 
 def memory(stream: KafkaStream, rate: float, minutes: float) -> str:
-    """Resident memory of one worker under steady load, after a tenth of the time to warm up."""
+    """Memory, descriptors and lag of one worker under steady load, after a tenth of the time to warm up."""
     worker = stream.start(begin="earliest")
-    sizes, loads = [], []
+    pid, minute, sizes, descriptors, loads = worker.process.pid, [], [], [], []
     began = time.monotonic()
     with EventFeed(stream, rate=rate, seed=1) as feed:
         time.sleep(minutes * 6)
         while time.monotonic() - began < minutes * 60:
-            sizes.append(resident_mib(worker.process.pid))
+            minute.append((time.monotonic() - began) / 60)
+            sizes.append(resident_mib(pid))
+            descriptors.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
             loads.append(os.getloadavg()[0])
-            print(f"{(time.monotonic() - began) / 60:5.1f} min {sizes[-1]:7.1f} MiB", flush=True)
+            print(f"{minute[-1]:5.1f} min {sizes[-1]:7.1f} MiB {descriptors[-1]} descriptors", flush=True)
             time.sleep(minutes * 1.8)
         sent_s = time.monotonic() - began
     stream.wait_totals(feed.sent, timeout_s=600)
@@ -86,17 +90,32 @@ def memory(stream: KafkaStream, rate: float, minutes: float) -> str:
     assert worker.end() == 0
     third = len(sizes) // 3
     first, last = max(sizes[:third]), max(sizes[-third:])
+    slope = statistics.linear_regression(minute[-2 * third :], sizes[-2 * third :]).slope * 60
+    late = lags(stream)
     total = sum(feed.sent.values())
     shown = " ".join(f"{size:.0f}" for size in sizes)
     return (
         f"{minutes:g} minutes, {total} events ({total / sent_s:.0f}/s on average, {rate:g}/s asked for), "
         f"{len(stream.keys)} keys, {ticks} ticks of {stream.tick_s:g} s; every event counted, every tick "
-        "released once.\n"
+        "released once, 0 second values.\n"
         f"Resident memory, MiB: {shown}\n"
         f"Largest of the first third {first:.1f} MiB, of the last third {last:.1f} MiB: "
-        f"{last / first:.3f} x.\n"
+        f"{last / first:.3f} x; slope over the last two thirds {slope:.2f} MiB an hour.\n"
+        f"Open descriptors: {min(descriptors)} to {max(descriptors)}, {descriptors[-1]} at the end.\n"
+        f"Lag of a release behind its tick's end: median {late[len(late) // 2]:.2f} s, "
+        f"p99 {late[int(0.99 * (len(late) - 1))]:.2f} s, longest {late[-1]:.2f} s, {len(late)} releases.\n"
         f"Load average of the machine meanwhile: median {statistics.median(loads):.1f}."
     )
+
+
+def lags(stream: KafkaStream) -> list[float]:
+    """Seconds from a tick's end to the broker's time of its release, ascending; the start left out."""
+    found = []
+    for record in stream.raw("releases"):
+        fields = json.loads(record.value)
+        if fields["schema"] == "evertally.release/1" and fields["t"] > STARTING_TICKS:
+            found.append(record.timestamp / 1000 - stream.start_ms / 1000 - fields["t"] * stream.tick_s)
+    return sorted(found)
 
 
 def write(part: str, body: str) -> None:

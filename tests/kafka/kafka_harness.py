@@ -309,11 +309,11 @@ class EventFeed:
 
     def _run(self) -> None:
         producer = KafkaProducer(bootstrap_servers=self._stream.servers, acks="all", linger_ms=5, **QUIET)
-        began, number = time.monotonic(), 0
+        began, number, keys = time.monotonic(), 0, list(self._stream.keys)
         pending: deque[tuple[Any, str]] = deque()
         while not self._stop.wait(0.02):
             while number < (time.monotonic() - began) * self._rate and not self._stop.is_set():
-                key = self._chance.choice(list(self._stream.keys))
+                key = self._chance.choice(keys)
                 event = json.dumps({"k": key, "n": number}).encode()
                 future = producer.send(
                     self._stream.topic, value=event, partition=number % self._stream.partitions
