@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from evertally.accountants.budget.opening import open_ledger
+from evertally.accountants.budget.scopes import Scope
 from evertally.accountants.gaussian import gaussian_epsilon
 from evertally.errors import InvalidParameter
 from evertally.pipelines.config import load_config
@@ -174,6 +175,23 @@ def test_a_scope_of_its_own_is_wider_than_the_stream(gates: Path) -> None:
         1e-5,
     )
     assert spec.header(1).mu < 0.25
+
+
+def test_a_scope_may_be_one_that_training_runs_share(gates: Path) -> None:
+    alone = load_config(gates / "run.toml").spec
+    change(
+        gates,
+        "[output]",
+        '[budget]\nscope = "people"\nepsilon_cap = 8.0\ndelta_cap = 1e-5\norder = 8\n\n[output]',
+    )
+    spec = load_config(gates / "run.toml").spec
+    # word for word what a training configuration with the same caps declares: the same scope
+    assert spec.scope == Scope("people", "event", "add-remove", 8, 1e-5, filter="renyi", order=8)
+    assert spec.grid.sigma == pytest.approx(alone.grid.sigma, rel=0.01)
+    change(gates, 'scope = "people"\nepsilon_cap = 8.0\ndelta_cap = 1e-5\n', "")
+    with pytest.raises(InvalidConfig) as refused:
+        load_config(gates / "run.toml")
+    assert [mistake.field for mistake in refused.value.mistakes] == ["budget.scope"]
 
 
 def test_against_says_what_a_change_costs(gates: Path, cli: Cli) -> None:

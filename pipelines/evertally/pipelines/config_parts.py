@@ -172,6 +172,7 @@ def read_loss(
         "epsilon_cap", "a number > 0", high=_EPSILON_MAX, required=scope_name is not None
     )
     delta_cap = budget.positive("delta_cap", "a number strictly between 0 and 1", high=0.999999)
+    order = budget.positive("order", "a number > 1", low=1.0 + 2**-20, high=1024.0)
     if privacy.has("epsilon") == privacy.has("mu"):
         both = "both" if privacy.has("mu") else "neither"
         mistakes.add(
@@ -180,7 +181,7 @@ def read_loss(
             "one of the two",
         )
         return None
-    if scope_name is None and (budget.has("epsilon_cap") or budget.has("delta_cap")):
+    if scope_name is None and any(budget.has(key) for key in ("epsilon_cap", "delta_cap", "order")):
         mistakes.add("budget.scope", "nothing", "the name of the scope whose caps these are")
         return None
     if stream is None or delta is None or (epsilon is None and mu is None):
@@ -194,9 +195,20 @@ def read_loss(
             cap = epsilon if epsilon is not None else _cap_of_mu(conversion, mu or 0.0)
             return Loss(Scope(stream, unit, adjacency, cap, delta), mu)
         part = mu if mu is not None else gaussian_mu(epsilon or 0.0, conversion)
-        return Loss(Scope(scope_name, unit, adjacency, epsilon_cap or 0.0, delta_cap or delta), part)
+        cap, cap_delta = epsilon_cap or 0.0, delta_cap or delta
+        if order is None:
+            return Loss(Scope(scope_name, unit, adjacency, cap, cap_delta), part)
+        renyi = Scope(
+            scope_name, unit, adjacency, _whole(cap), cap_delta, filter="renyi", order=_whole(order)
+        )
+        return Loss(renyi, part)
 
     return mistakes.attempt(loss)
+
+
+def _whole(value: float) -> float | int:
+    """8.0 as 8: a scope keeps amounts as they are written, and a training run writes whole ones so."""
+    return int(value) if value == int(value) else value
 
 
 def _cap_of_mu(delta: float, mu: float) -> float:
