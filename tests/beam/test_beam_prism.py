@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from kafka import KafkaProducer
-from kafka_harness import EventFeed, KafkaStream, wait_until
+from kafka_harness import EventFeed, KafkaStream, free_port, wait_until
 from tests.beam.prism_streams import (
     Job,
     head,
@@ -23,6 +24,7 @@ from tests.beam.prism_streams import (
     wait_released,
 )
 from tests.contracts.engine_conformance import Case, Observed, case, verify
+from tests.metrics.metrics_ledgers import samples
 
 pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -88,9 +90,13 @@ def test_killed_and_started_anew(prism: Path, servers: str, tmp_path: Path) -> N
     """`evertally beam` killed with SIGKILL and given again: none lost, none doubled, no value differs."""
     stream = KafkaStream(servers, tmp_path)
     stream.make_topics()
-    job = start_beam(prism, "earliest", stream)
+    port = free_port()
+    job = start_beam(prism, "earliest", stream, "--metrics-listen", f"127.0.0.1:{port}")
     try:
         wait_until("a release", lambda: job.running() and head(stream), 120, 0.5)
+        shown = samples(httpx.get(f"http://127.0.0.1:{port}/internal/metrics", trust_env=False).text)
+        assert shown["evertally_beam_clock_trusted"] == 1
+        assert f'evertally_beam_ticks_behind{{stream="{stream.name}"}}' in shown
         with EventFeed(stream, rate=150, seed=9) as feed:
             time.sleep(3)
             arguments = Path(f"/proc/{job.process.pid}/cmdline").read_bytes()

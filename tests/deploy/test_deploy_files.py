@@ -17,7 +17,11 @@ import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from tests.deploy.stack_client import require
 
 from evertally.accountants.budget.service.telemetry import Telemetry
+from evertally.pipelines.beam.job_metrics import JobMetrics
 from evertally.pipelines.cli.app import _load
+from evertally.pipelines.flink.job_health import JobHealth
+from evertally.pipelines.flink.rest import FlinkRest
+from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.worker_metrics import WorkerMetrics
 from evertally.pipelines.keyfile import KeyFile
@@ -197,7 +201,12 @@ def known_metrics() -> set[str]:
     from evertally.pipelines.metrics.exporter import Exporter, ExporterSettings
 
     exporter = Exporter("nowhere", ExporterSettings(Listen("127.0.0.1", 0), Listen("127.0.0.1", 0)))
-    registries = (WorkerMetrics("s").operators.registry, exporter._metrics.registry, Telemetry().registry)
+    flink = JobHealth("s", "j", FlinkRest("127.0.0.1:1")).operators.registry
+    rule, here = TickRule(0, 1000), Listen("127.0.0.1", 0)
+    with JobMetrics("s", rule, here, lambda: ()) as metrics:
+        beam = metrics.operators.registry
+    worker = WorkerMetrics("s").operators.registry
+    registries = (worker, beam, flink, exporter._metrics.registry, Telemetry().registry)
     names = {f"evertally_{name}" for name in PUBLIC_METRICS}
     for registry in registries:
         for family in registry.collect():
@@ -263,7 +272,7 @@ def test_the_dashboards_are_what_the_script_writes(tmp_path: Path) -> None:
 def test_every_alert_has_its_section_in_the_operations_page() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     alerts = [rule for rule in rules() if "alert" in rule]
-    assert len(alerts) == 13
+    assert len(alerts) == 14
     for rule in alerts:
         assert f"\n### {rule['alert']}\n" in page
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"

@@ -15,11 +15,14 @@ from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka_harness import KEYS, EventFeed, wait_until
 from tests.contracts.engine_conformance import Event
 from tests.flink.flink_harness import FlinkStream, replace_task_manager
+from tests.metrics.metrics_ledgers import samples
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError
 from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.flink.job_health import JobHealth
 from evertally.pipelines.flink.local_cluster import LocalFlink
+from evertally.pipelines.flink.submit import job_name
 from evertally.pipelines.kafka.config import load_worker_config
 
 pytestmark = [pytest.mark.flink, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -149,6 +152,13 @@ def assert_nothing_leaks(stream: FlinkStream, cluster: LocalFlink, job: str, wor
     places = [json.dumps(state).encode(), cluster.logs().encode()]
     files = [file for folder in (cluster.checkpoints, cluster.savepoints) for file in folder.glob("**/*")]
     places += [file.read_bytes() for file in files if file.is_file()]
+    health = JobHealth(stream.name, job_name(config), cluster.rest)
+    health.look()
+    places.append(health.operators.text())
+    shown = samples(health.operators.text().decode())
+    assert shown[f'evertally_flink_job_running{{stream="{stream.name}"}}'] == 1
+    assert shown[f'evertally_flink_checkpoints_completed{{stream="{stream.name}"}}'] >= 1
+    assert shown["evertally_flink_task_managers"] >= 1
     assert len(places) > 3, "there are checkpoints"
     sums = [n * worth for n in range(1, 60)]
     words += [form for n in sums for form in (str(n).encode(), struct.pack("<q", n), struct.pack(">q", n))]

@@ -6,9 +6,10 @@ python -m evertally.pipelines.beam.job --evertally_config=worker.toml --runner=P
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from evertally.errors import (
     StorageFull,
 )
 from evertally.pipelines.beam.elements import DEAD_LETTERS, Counting
+from evertally.pipelines.beam.job_metrics import JobMetrics
 from evertally.pipelines.beam.kafka_source import KafkaInput, ReadTicks, cuts_to_keep
 from evertally.pipelines.beam.letters import WriteDeadLetters
 from evertally.pipelines.beam.options import CountOptions
@@ -38,6 +40,9 @@ from evertally.pipelines.kafka.config import WorkerConfig, load_worker_config
 from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
 from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.metrics import Listen
+from evertally.pipelines.metrics.ledger_reader import read_heads
+from evertally.pipelines.metrics.ledger_view import open_view
 
 __all__ = ["CountKafka", "counting_of", "main", "prepare", "run_job"]
 
@@ -183,18 +188,34 @@ def run_job(arguments: Sequence[str]) -> str:
     if ours.evertally_config is None:
         raise InvalidParameter("--evertally_config", None, "the TOML file that declares the stream")
     config = load_worker_config(Path(ours.evertally_config))
-    partitions = prepare(config, ours)
-    # Prism 2.77 splits slow bundles of steps with state as well, and then works on one key twice at a time
-    options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")
-    pipeline = beam.Pipeline(options=options)
-    pipeline | "Count" >> CountKafka(config, partitions, ours)
-    _LOG.info("submitting %s", config.spec.name)
-    try:
-        return str(pipeline.run().wait_until_finish())
-    except EvertallyError:
-        raise
-    except RuntimeError as error:  # a runner's word for a step that failed; its own text may quote data
-        raise _reason(str(error)) from None
+    with contextlib.ExitStack() as stack:
+        plane = _operators_plane(config, ours, stack)  # a taken port is known before any charge
+        partitions = prepare(config, ours)
+        if plane is not None:
+            stack.enter_context(plane)
+        # Prism 2.77 splits slow bundles of steps with state as well, and then works on one key twice at a time
+        options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")
+        pipeline = beam.Pipeline(options=options)
+        pipeline | "Count" >> CountKafka(config, partitions, ours)
+        _LOG.info("submitting %s", config.spec.name)
+        try:
+            return str(pipeline.run().wait_until_finish())
+        except EvertallyError:
+            raise
+        except RuntimeError as error:  # a runner's word for a step that failed; its own text may quote data
+            raise _reason(str(error)) from None
+
+
+def _operators_plane(
+    config: WorkerConfig, options: CountOptions, stack: contextlib.ExitStack
+) -> JobMetrics | None:
+    """The operators' plane of the job, where one is declared."""
+    listen = Listen.chosen(config.metrics, options.evertally_metrics_listen)
+    if listen is None:
+        return None
+    name, view = config.spec.name, open_view(config.ledger)
+    stack.callback(view.close)
+    return JobMetrics(name, config.rule, listen, lambda: read_heads(view, name))
 
 
 def _reason(text: str) -> EvertallyError:

@@ -31,3 +31,7 @@ class CountOptions(PipelineOptions):
             default=4,
             help="Bounding steps that share the privacy units; fixed for one incarnation.",
         )
+        parser.add_argument(
+            "--evertally_metrics_listen",
+            help="host:port of /internal/metrics in the process that runs the job; default: the TOML's.",
+        )

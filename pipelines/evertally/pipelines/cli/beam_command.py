@@ -41,6 +41,13 @@ def beam(
     buckets: Annotated[
         int, typer.Option("--buckets", min=1, max=1024, help="Bounding steps that share the privacy units.")
     ] = 4,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics-listen",
+            help="host:port of /internal/metrics, for operators only; default: [metrics] of the TOML.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     log_format: Logs = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="Least severe logs.")] = LogLevel.INFO,
@@ -58,6 +65,7 @@ def beam(
     words = [f"--runner={runner}", f"--evertally_config={config}", f"--evertally_buckets={buckets}"]
     words += [] if start_from is None else [f"--evertally_from={start_from}"]
     words += [] if key is None else [f"--evertally_key={key}"]
+    words += [] if metrics_listen is None else [f"--evertally_metrics_listen={metrics_listen}"]
     if prism_location is not None:
         words += [f"--prism_location={prism_location}", "--environment_type=LOOPBACK"]
     state = run_job([*words, "--streaming", *(runner_options or [])])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, emit
 from evertally.pipelines.cli.worker import LogLevel, begin_service
+
+if TYPE_CHECKING:
+    from evertally.pipelines.kafka.config import WorkerConfig
+    from evertally.pipelines.metrics import Listen
 
 __all__ = ["app"]
 
@@ -21,6 +27,13 @@ app = typer.Typer(
 Config = Annotated[Path, typer.Option("--config", "-c", help="TOML file that declares the stream.")]
 JobManager = Annotated[
     str, typer.Option("--jobmanager", help="host:port of the JobManager's REST interface.")
+]
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        help="host:port of /internal/metrics, for operators only; default: [metrics] of the TOML.",
+    ),
 ]
 
 
@@ -67,6 +80,10 @@ def submit(
         Path | None,
         typer.Option("--connector", help="The Kafka connector's jar; by default Maven fetches it."),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay, and watch the job as `evertally flink watch` does.")
+    ] = False,
+    metrics_listen: MetricsListen = None,
     as_json: AsJson = False,
     log_format: Logs = LogFormat.TEXT,
 ) -> None:
@@ -79,6 +96,7 @@ def submit(
     from evertally.pipelines.kafka.config import load_worker_config
 
     declared = load_worker_config(config)
+    listen = _listen(declared, metrics_listen) if watch else None  # a mistake is known before any charge
     job = submit(
         config,
         declared,
@@ -86,6 +104,26 @@ def submit(
         Start(start_from, restore, parallelism, round(checkpoint_s * 1000), keys, workers_keys),
     )
     emit({"ok": True, "job": job}, f"{declared.spec.name}: job {job} was submitted")
+    if listen is not None:
+        _watch(declared, jobmanager, listen)
+
+
+@app.command()
+def watch(
+    config: Config,
+    jobmanager: JobManager = "127.0.0.1:8081",
+    metrics_listen: MetricsListen = None,
+    log_format: Logs = LogFormat.TEXT,
+) -> None:
+    """Serve the health of the stream's job to operators until SIGTERM (exit 0); the job goes on.
+
+    It holds neither a key nor the ledger; `evertally release` has a plane of its own for what is released.
+    """
+    begin_service(as_json=False, log_format=log_format, level=LogLevel.INFO)
+    from evertally.pipelines.kafka.config import load_worker_config
+
+    declared = load_worker_config(config)
+    _watch(declared, jobmanager, _listen(declared, metrics_listen))
 
 
 @app.command()
@@ -118,3 +156,26 @@ def stop(
         raise InvalidParameter("--jobmanager", "no job of this stream", "a cluster that runs the job")
     place = rest.stop(running[0], savepoints, timeout_s=timeout_s)
     emit({"ok": True, "job": running[0], "savepoint": place}, place)
+
+
+def _listen(declared: WorkerConfig, address: str | None) -> Listen:
+    from evertally.errors import InvalidParameter
+    from evertally.pipelines.metrics import Listen
+
+    listen = Listen.chosen(declared.metrics, address)
+    if listen is None:
+        raise InvalidParameter("--metrics-listen", None, "host:port, or a table [metrics] in the TOML")
+    listen.require_private()
+    return listen
+
+
+def _watch(declared: WorkerConfig, jobmanager: str, listen: Listen) -> None:
+    from evertally.pipelines.flink.job_health import JobHealth, watch_job
+    from evertally.pipelines.flink.rest import FlinkRest
+    from evertally.pipelines.flink.submit import job_name
+
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    health = JobHealth(declared.spec.name, job_name(declared), FlinkRest(jobmanager))
+    watch_job(health, listen, stopping)

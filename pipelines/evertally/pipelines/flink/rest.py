@@ -46,6 +46,11 @@ class FlinkRest:
         found: dict[str, Any] = self.get(f"/jobs/{job_id}/checkpoints")
         return found
 
+    def restarts(self, job_id: str) -> int:
+        """How often a job was restarted since it was submitted; 0 where the cluster does not say yet."""
+        found = self.get(f"/jobs/{job_id}/metrics?get=numRestarts")
+        return next((int(float(entry["value"])) for entry in found), 0)
+
     def failures(self, job_id: str) -> str:
         """Why a job failed last, for an operator; empty where it did not."""
         history = self.get(f"/jobs/{job_id}/exceptions").get("exceptionHistory", {}).get("entries", [])

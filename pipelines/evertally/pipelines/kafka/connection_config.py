@@ -6,6 +6,7 @@ from pathlib import Path
 
 from evertally.pipelines.config_table import ConfigTable, Mistakes
 from evertally.pipelines.kafka.broker import SASL_MECHANISMS, SECURITY_PROTOCOLS, Broker
+from evertally.pipelines.metrics import parse_listen
 
 __all__ = ["read_broker", "read_listen"]
 
@@ -46,8 +47,4 @@ def read_listen(health: ConfigTable, mistakes: Mistakes) -> tuple[str, int] | No
     text = health.text("listen", "host:port of /healthz and /readyz", required=False)
     if text is None:
         return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        mistakes.add("health.listen", text, "host:port, for example 127.0.0.1:8080")
-        return None
-    return host, int(port)
+    return mistakes.attempt(lambda: parse_listen("listen", text), "health.")

@@ -21,7 +21,7 @@ from evertally.pipelines.metrics.standing import (
     StreamStanding,
 )
 
-__all__ = ["LedgerReader"]
+__all__ = ["LedgerReader", "read_heads"]
 
 _LOG: Final = logging.getLogger(__name__)
 _SCOPES: Final = (
@@ -33,6 +33,11 @@ _STREAMS: Final = (
     " (SELECT max(j.incarnation) FROM incarnation j WHERE j.stream_pk = i.stream_pk) ORDER BY s.stream_pk"
 )
 _HEADS: Final = "SELECT incarnation_pk, shard, t, published_t FROM head ORDER BY incarnation_pk, shard"
+_HEADS_OF: Final = (
+    "SELECT h.t, h.published_t FROM head h JOIN incarnation i ON i.incarnation_pk = h.incarnation_pk"
+    " JOIN stream s ON s.stream_pk = i.stream_pk WHERE s.name = ? AND i.incarnation ="
+    " (SELECT max(j.incarnation) FROM incarnation j WHERE j.stream_pk = i.stream_pk) ORDER BY h.shard"
+)
 _KEYS: Final = "SELECT key_name, key_index FROM incarnation_key WHERE incarnation_pk = ? ORDER BY position"
 _TICK: Final = (
     "SELECT key_index, value, stderr, tick_end_ms FROM released"
@@ -40,6 +45,15 @@ _TICK: Final = (
 )
 _GRID_UNITS: Final = 2.0**30
 _TWO_ROUNDINGS: Final = 1.0 / 6.0
+
+
+def read_heads(view: LedgerView, stream: str) -> tuple[ShardHead, ...]:
+    """Where the shards of a stream's latest incarnation stand; none where the stream is not known.
+
+    Raises as `LedgerReader.read`.
+    """
+    with view.snapshot() as rows:
+        return tuple(ShardHead(int(t), int(published)) for t, published in rows(_HEADS_OF, stream))
 
 
 class LedgerReader:

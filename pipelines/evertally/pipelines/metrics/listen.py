@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,18 @@ class Listen:
     def local(self) -> bool:
         """True where only callers of this machine can reach it."""
         return is_loopback(self.host)
+
+    @classmethod
+    def chosen(cls, declared: Listen | None, address: str | None) -> Listen | None:
+        """What a command's --metrics-listen makes of the declared plane: another address, the same doors.
+
+        >>> Listen.chosen(None, None), Listen.chosen(Listen("::1", 1), "127.0.0.1:2").port
+        (None, 2)
+        """
+        if address is None:
+            return declared
+        host, port = parse_listen("--metrics-listen", address)
+        return cls(host, port) if declared is None else replace(declared, host=host, port=port)
 
     def require_private(self) -> None:
         """Refuse doors that would show exact counts to a network.
