@@ -1,10 +1,15 @@
 """A real Apache Kafka on loopback, in KRaft mode, for the tests and the demo. Not for production.
 
-Maven fetches the jars once into a folder outside the checkout, keyed by the broker's version.
+Maven fetches the jars once into a folder outside the checkout, keyed by the broker's version. To try things:
+
+    python -m evertally.pipelines.kafka.local_broker --topic visits --partitions 2
+
+prints the broker's address and runs until Ctrl-C.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import contextlib
 import os
@@ -13,6 +18,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,8 +28,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from evertally.errors import ServiceUnavailable
+from evertally.pipelines.kafka.broker import Broker
 
-__all__ = ["LocalCluster", "fetch_jars", "free_ports", "missing_tool"]
+__all__ = ["LocalCluster", "fetch_jars", "free_ports", "main", "missing_tool"]
 
 _LOG_LIMIT: Final = 4000
 _START_S: Final = 180.0  # nine seconds on an idle machine
@@ -248,3 +256,38 @@ class LocalCluster:
         }
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
         self._properties(node).write_text(text, "utf-8")
+
+
+def main() -> None:
+    """Entry point of `python -m evertally.pipelines.kafka.local_broker`: one broker until a signal."""
+    parser = argparse.ArgumentParser(
+        description="A Kafka broker on loopback, to try things; nothing is kept."
+    )
+    parser.add_argument("--pom", type=Path, default=Path("deploy/kafka/pom.xml"), help="its Maven project")
+    parser.add_argument("--topic", action="append", default=[], help="a topic to make; may be given again")
+    parser.add_argument("--partitions", type=int, default=1, help="partitions of each topic")
+    chosen = parser.parse_args()
+    missing = missing_tool()
+    if missing is not None:
+        raise SystemExit(f"a broker cannot be started: {missing}")
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with (
+        tempfile.TemporaryDirectory(prefix="evertally-broker-") as folder,
+        LocalCluster(fetch_jars(chosen.pom), Path(folder)) as cluster,
+    ):
+        admin = Broker(cluster.bootstrap_servers).admin()
+        topic = {
+            "num_partitions": chosen.partitions,
+            "replication_factor": 1,
+            "configs": {"retention.ms": "-1"},
+        }
+        admin.create_topics(dict.fromkeys(chosen.topic, topic), wait_for_metadata=True)
+        admin.close()
+        print(cluster.bootstrap_servers, flush=True)  # noqa: T201 - a program's result
+        stopping.wait()
+
+
+if __name__ == "__main__":
+    main()
