@@ -75,6 +75,26 @@ def test_a_torn_end_is_cut_and_written_again(tmp_path: Path) -> None:
         assert path.read_bytes() == whole + release(2).encode()
 
 
+def test_a_releaser_that_wakes_up_takes_nothing_away(tmp_path: Path) -> None:
+    """Stopped before `rewind` or `append` while its successor published: the file only ever grows."""
+    path = tmp_path / "r"
+    lines = [release(t).encode() for t in range(1, 6)]
+    with FileSink(path, HEADER.encode()) as zombie, FileSink(path, HEADER.encode()) as successor:
+        zombie.rewind(0)
+        mark = zombie.append(lines[:1])
+        successor.rewind(mark)
+        successor.append(lines[1:4])
+        zombie.rewind(mark)  # and here it may be killed
+        assert path.read_bytes() == HEADER.encode() + b"".join(lines[:4])
+        with path.open("ab") as half:
+            half.write(lines[4][:40])  # the successor is just writing
+        zombie.append(lines[1:3])
+        zombie.append(lines[3:4])
+        assert path.read_bytes() == HEADER.encode() + b"".join(lines[:4]) + lines[4][:40]
+        assert successor.append(lines[4:]) == path.stat().st_size
+    assert path.read_bytes() == HEADER.encode() + b"".join(lines)
+
+
 def test_a_run_killed_before_its_first_mark_starts_over(tmp_path: Path) -> None:
     path = tmp_path / "r"
     for left in (HEADER.encode()[:10], HEADER.encode(), HEADER.encode() + release(1).encode()[:30]):

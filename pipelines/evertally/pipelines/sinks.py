@@ -1,7 +1,7 @@
 """Sinks: where released rows go. A sink sees bytes of the ledger's outbox only, never data.
 
 A sink may be killed at any point. What it holds up to a mark is durable; what lies behind the mark
-is discarded at the next start and written again from the ledger, byte for byte.
+is written again from the ledger, byte for byte, by whoever holds the shard next.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Final, Protocol, Self
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
 from evertally.pipelines.durable import sync_folder
-from evertally.pipelines.releases import Release
+from evertally.pipelines.releases import RELEASE_SCHEMA, Release
 
 __all__ = ["FileSink", "Sink"]
 
 _TAIL_BYTES: Final = 1 << 17
+_BEGINNING: Final = f'{{"schema":"{RELEASE_SCHEMA}"'.encode()
 _AGAIN: Final = "`evertally ledger publish` writes it again"
 
 
@@ -37,7 +38,9 @@ class Sink(Protocol):
         ...
 
     def rewind(self, mark: int) -> None:
-        """Discard everything behind `mark`, a value that `append` returned (0 at the beginning).
+        """Go on from `mark`, a value that `append` returned (0 at the beginning): nothing behind it counts.
+
+        What is behind it may be a successor's, where this releaser was stopped and is fenced by now.
 
         Raises IntegrityError where the sink holds less than `mark` says.
         """
@@ -91,7 +94,11 @@ class FileSink:
         return 0
 
     def rewind(self, mark: int) -> None:
-        """Cut the file to `mark` bytes; a file that is shorter, or is not this stream's, is refused."""
+        """Go back to `mark` bytes; a file that is shorter, or is not this stream's, is refused.
+
+        Nothing is cut: what is behind the mark is written over with the same bytes. A releaser that was
+        stopped here and fenced meanwhile would otherwise take away what its successor has published.
+        """
         size = self._file.seek(0, os.SEEK_END)
         if size < mark:
             raise IntegrityError(
@@ -102,7 +109,6 @@ class FileSink:
             raise IntegrityError(f"{self._path} does not begin with the header of this stream; {_AGAIN}")
         if mark == 0 and size and not self._begins_like_ours(size):
             raise InvalidParameter("output.releases", str(self._path), "a new file, or this stream's own")
-        self._file.truncate(mark)
         self._file.seek(mark)
 
     def append(self, rows: Iterable[bytes]) -> int:
@@ -111,6 +117,10 @@ class FileSink:
             if self._file.tell() == 0:
                 self._file.write(self._header)
             self._file.writelines(rows)
+            end = self._file.tell()
+            if not _may_be_a_release(self._file.readline()):
+                self._file.truncate(end)
+            self._file.seek(end)
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -127,3 +137,14 @@ class FileSink:
         self._file.seek(0)
         head = self._file.read(len(self._header))
         return head == self._header[: min(size, len(self._header))]
+
+
+def _may_be_a_release(line: bytes) -> bool:
+    """Whether a line behind ours may be another releaser's, whole or on its way; else a crash left it."""
+    if not line.endswith(b"\n"):
+        return line.startswith(_BEGINNING[: len(line)])
+    try:
+        Release.decode(line)
+    except InvalidParameter:
+        return False
+    return True
