@@ -1,0 +1,34 @@
+"""The reference pages are what the program says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.docs.commands import commands
+from tests.docs.pages import ROOT
+from tests.docs.reference import PACKAGES, PAGES, cli_page, python_page
+
+from evertally.pipelines.cli.app import app
+
+
+@pytest.mark.parametrize(("page", "build"), PAGES.items(), ids=list(PAGES))
+def test_the_page_is_in_step(page: str, build: Callable[[], str]) -> None:
+    written = (ROOT / "docs" / page).read_text("utf-8")
+    assert written == build().rstrip() + "\n", "run `python -m tests.docs.reference`"
+
+
+def test_every_command_and_option_has_help() -> None:
+    assert app.info.cls is not None
+    for words, command in commands():
+        assert command.help, words
+        for one in command.params:
+            assert getattr(one, "help", None), f"{words}: {one.name}"
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    page = python_page()
+    for package in PACKAGES:
+        assert f"## {package}\n" in page
+    assert "```\n\n\n" not in page, "a class or function without a docstring"
+    assert "## evertally ledger verify\n" in cli_page()
