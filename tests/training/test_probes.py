@@ -69,6 +69,18 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
     assert torch.allclose(x.std(axes, correction=0), torch.tensor(0.5), atol=1e-5)
 
 
+def test_brightness_moves_the_mean_of_each_channel_and_nothing_else() -> None:
+    plain = PinkNoise(SEED, (3, 8, 6), LABELS, scale=0.5).batch(2, 0, 400).inputs[0].double()
+    lit = PinkNoise(SEED, (3, 8, 6), LABELS, scale=0.5, brightness=2.0).batch(2, 0, 400).inputs[0].double()
+    levels = (lit - plain).mean((-2, -1), keepdim=True)
+    assert torch.allclose(lit - plain, levels.expand_as(lit), atol=1e-5)
+    assert float(levels.std()) == pytest.approx(2.0 * 0.5, rel=0.1)
+    assert abs(float(torch.corrcoef(levels.reshape(400, 3).T)[0, 1])) < 0.2
+    assert PinkNoise(SEED, (40,), LABELS, brightness=1.0).batch(0, 0, 3).inputs[0].shape == (3, 40)
+    one = PinkNoise(SEED, (5, 4), LABELS, brightness=1.0).batch(0, 2, 1).inputs[0]
+    assert torch.equal(one, PinkNoise(SEED, (5, 4), LABELS, brightness=1.0).batch(0, 0, 3).inputs[0][2:])
+
+
 def test_features_are_pink_along_their_index() -> None:
     x = PinkNoise(SEED, (256,), LABELS, alpha=1.0).batch(0, 0, 256).inputs[0].numpy()
     power = np.square(np.abs(np.fft.rfft(x))).mean(axis=0)[1:]

@@ -109,6 +109,8 @@ class CheckpointStore:
         if not body.startswith(_MAGIC) or hashlib.sha256(body).digest() != sum_:
             raise IntegrityError(f"the checkpoint of step {step} is damaged")
         position = len(_MAGIC)
+        if len(body) < position + 13:
+            raise IntegrityError(f"the checkpoint of step {step} is damaged")
         if body[position] != _VERSION:
             raise IntegrityError(
                 f"the checkpoint of step {step} has version {body[position]}, not {_VERSION}"
@@ -122,7 +124,13 @@ class CheckpointStore:
             plain += self._sealer.open(body[position + 8 : position + 8 + size], part, step)
             position += 8 + size
         size = int.from_bytes(plain[:8], "big")
-        return Checkpoint(step, json.loads(plain[8 : 8 + size]), plain[8 + size :])
+        try:
+            facts = json.loads(plain[8 : 8 + size].decode())
+        except (ValueError, RecursionError):
+            facts = None
+        if not isinstance(facts, dict):
+            raise IntegrityError(f"the checkpoint of step {step} is damaged")
+        return Checkpoint(step, facts, plain[8 + size :])
 
     def __repr__(self) -> str:
         return f"CheckpointStore({str(self._folder)!r}, <secret>)"

@@ -27,6 +27,8 @@ from evertally.pipelines.training.config_sections import (
     OptimiserConfig,
     PrivacyConfig,
     ProbeConfig,
+)
+from evertally.pipelines.training.config_tables import (
     read_data,
     read_mechanism,
     read_model,

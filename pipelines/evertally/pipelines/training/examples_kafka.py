@@ -145,7 +145,7 @@ class KafkaExamples:
 
     def _number(self, part: str) -> int:
         topic, _, number = part.rpartition("/")
-        if topic != self._topic or not number.isdigit():
+        if topic != self._topic or not (number.isascii() and number.isdigit()):
             raise IntegrityError(f"the manifest freezes {part}, not a partition of {self._topic}")
         return int(number)
 

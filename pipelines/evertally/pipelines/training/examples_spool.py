@@ -74,9 +74,12 @@ class ExampleSpool:
             sealed = (self._folder / _INDEX).read_bytes()
         except OSError:
             return False
-        said = json.loads(self._sealer.open(sealed, self._allocation.batches, 0))
-        self._segments = said["segments"]
-        return bool(said["manifest"] == manifest_digest)
+        try:
+            said = json.loads(self._sealer.open(sealed, self._allocation.batches, 0))
+            self._segments, manifest = [int(count) for count in said["segments"]], said["manifest"]
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise IntegrityError("the index of the spool is damaged") from None
+        return bool(manifest == manifest_digest and len(self._segments) == self._allocation.batches)
 
     def write(self, blocks: Iterable[ExampleBlock], manifest_digest: str) -> None:
         """Fill the bins from a source; complete only after its verified end.
@@ -182,8 +185,11 @@ def _unpack(data: bytes, form: ExampleForm) -> Iterator[_Example]:
         size = int.from_bytes(data[position : position + 8], "big")
         parts.append(data[position + 8 : position + 8 + size])
         position += 8 + size
-    features = np.frombuffer(parts[1], form.feature_type).reshape(count, *form.shape)
-    labels = np.frombuffer(parts[2], form.label_type)
+    try:
+        features = np.frombuffer(parts[1], form.feature_type).reshape(count, *form.shape)
+        labels = np.frombuffer(parts[2], form.label_type).reshape(count)
+    except ValueError:  # NumPy refuses a buffer of another length
+        raise IntegrityError("a bin of the spool is damaged") from None
     names, place = [], 0
     for _ in range(2 * count):
         size = int.from_bytes(parts[0][place : place + 4], "big")

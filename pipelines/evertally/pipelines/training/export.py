@@ -39,8 +39,12 @@ class Publisher:
         whole = data.rpartition(b"\n")[0]
         if len(whole) + 1 < len(data) or (data and not whole):
             os.truncate(self._path, len(whole) + 1 if whole else 0)
-        lines = [json.loads(line) for line in whole.split(b"\n") if line]
-        if [line["step"] for line in lines] != list(range(len(lines))):
+        try:
+            lines = [json.loads(line) for line in whole.split(b"\n") if line]
+            steps = [line["step"] for line in lines]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise IntegrityError(f"{_STEPS} holds a line that is no step") from None
+        if steps != list(range(len(lines))):
             raise IntegrityError(f"{_STEPS} does not hold each step once, in order")
         return lines
 

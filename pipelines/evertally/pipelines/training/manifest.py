@@ -55,7 +55,7 @@ class Manifest:
                 raise IntegrityError("a manifest of another version")
             ranges = tuple(Range(str(p), int(s), int(e), int(n), str(d)) for p, s, e, n, d in said["ranges"])
             return cls(plain_json(said["source"]), plain_json(said["form"]), ranges)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise IntegrityError("a manifest is damaged") from None
 
     def digest(self, key: bytes) -> str:

@@ -1,7 +1,8 @@
 """Synthetic inputs with the second-order statistics of natural data: 1/f^alpha noise, and labels.
 
 Power falls as 1/f^alpha along the radius in cycles a pixel; every channel of every image has mean 0 and
-standard deviation 1. Inputs of one dimension are filtered along the feature index.
+standard deviation 1. The law gives no power to the mean of an image; `brightness` does. Inputs of one
+dimension are filtered along the feature index.
 
 Reference: arXiv 2605.13418, section 4 and Algorithm 3 (whose code filters amplitudes by 1/f^alpha instead:
 `convention="amplitude"`).
@@ -104,6 +105,9 @@ class PinkNoise:
         convention: "power" (power 1/f^alpha) or "amplitude" (amplitude 1/f^alpha, as the paper's code).
         mean: added to every input; a public guess at the data's mean.
         scale: multiplies every input; a public guess at the data's standard deviation.
+        brightness: standard deviation of one normal draw a channel that is added to all of its pixels, in
+            units of `scale`; 0 for none. Without it A holds nothing along the mean of an image, and what all
+            real images share is taken for a direction without signal.
     """
 
     seed: bytes = field(repr=False)
@@ -113,6 +117,7 @@ class PinkNoise:
     convention: str = "power"
     mean: float = 0.0
     scale: float = 1.0
+    brightness: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.shape) <= 3:
@@ -125,6 +130,7 @@ class PinkNoise:
         one_of("convention", self.convention, _CONVENTIONS)
         real("mean", self.mean)
         positive_real("scale", self.scale)
+        real("brightness", self.brightness, low=0.0, high=1e6)
 
     def batch(self, step: int, first: int, count: int) -> MicroBatch:
         """float32 inputs of shape (count, *shape) and their targets."""
@@ -133,7 +139,10 @@ class PinkNoise:
         for i in range(count):
             white[i] = PublicStream(self.seed, "inputs", step, first + i).normal(size)
         exponent = self.alpha if self.convention == "amplitude" else self.alpha / 2
-        inputs = self.mean + self.scale * pink_filter(white.reshape(count, *self.shape), exponent)
+        noise = pink_filter(white.reshape(count, *self.shape), exponent)
+        if self.brightness:
+            noise += self.brightness * self._levels(step, first, count)
+        inputs = self.mean + self.scale * noise
         return MicroBatch(
             (torch.from_numpy(inputs.astype(np.float32)),), self.targets.draw(self.seed, step, first, count)
         )
@@ -148,8 +157,16 @@ class PinkNoise:
             "convention": self.convention,
             "mean": self.mean,
             "scale": self.scale,
+            "brightness": self.brightness,
             **self.targets.describe(),
         }
+
+    def _levels(self, step: int, first: int, count: int) -> NDArray[np.float64]:
+        """One normal draw a channel, of a stream of its own: (count, [channels,] 1, 1) or (count, 1)."""
+        channels = self.shape[:-2]
+        each = math.prod(channels)
+        drawn = [PublicStream(self.seed, "brightness", step, first + i).normal(each) for i in range(count)]
+        return np.array(drawn).reshape(count, *channels, *(1 for _ in self.shape[-2:]))
 
 
 def pink_filter(white: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:

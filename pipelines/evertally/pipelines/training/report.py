@@ -114,10 +114,10 @@ def read_report(folder: Path) -> RunReport | None:
     if not path.exists():
         return None
     try:
-        said = json.loads(path.read_text("utf-8"))
+        said = dict(json.loads(path.read_text("utf-8")))
         said.pop("joules")
         return RunReport(**said)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise IntegrityError(f"{_REPORT} is damaged") from None
 
 

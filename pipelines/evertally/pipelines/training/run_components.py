@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from evertally.pipelines.training.ghost_contributions import Arithmetic
 from evertally.pipelines.training.interfaces import (
     ClippedSummer,
     Loss,
+    MicroBatch,
     Preconditioner,
     PrivateOptimizer,
     Probe,
@@ -30,12 +31,17 @@ from evertally.pipelines.training.losses import CrossEntropy, MeanSquaredError
 from evertally.pipelines.training.optimizers import Disk, DpAdamBC, Momentum
 from evertally.pipelines.training.plan import Plan, make_plan
 from evertally.pipelines.training.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
+from evertally.pipelines.training.preconditioner_scale import moved
 from evertally.pipelines.training.probes import NormalTargets, PinkNoise, Targets, UniformLabels
 from evertally.pipelines.training.probes_public import PublicFolder
+from evertally.pipelines.training.probes_stream import PublicStream
 from evertally.pipelines.training.probes_text import TokenProbe, ZipfDocuments
 from evertally.pipelines.training.run_models import build_model
+from evertally.pipelines.training.taps_check import check_model
 
 __all__ = ["Components", "build_components", "build_optimiser", "build_plan", "decoded_noise"]
+
+_CHECKED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,12 @@ class _Coordinates(Preconditioner, Protocol):
 def build_components(config: TrainConfig, device: str) -> Components:
     """Build model, coordinates and summer; unsound layers are refused here, by name.
 
+    What a list of layers does not show (a weight used outside its layer, examples that read each other) is
+    looked for on a few public inputs of the declared form.
+
     Raises:
         InvalidParameter: a device that is not there, a model or a probe that does not fit the data.
-        UnsupportedMechanism: a layer whose clipped sum would be unsound.
+        UnsupportedMechanism: a layer, or a use of it, whose clipped sum would be unsound.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidParameter("--device", device, "a CUDA device, or cpu")
@@ -72,6 +81,7 @@ def build_components(config: TrainConfig, device: str) -> Components:
     form = config.data.form
     model = build_model(config.model, form, config.seed).to(place)
     loss: Loss = CrossEntropy() if form.classes else MeanSquaredError()
+    check_model(model, loss, moved(_of_form(form, config.seed), model))
     coordinates = _coordinates(config, model, loss)
     mechanism = config.mechanism
     dtype = torch.float64 if mechanism.arithmetic == "float64" else torch.float32
@@ -152,11 +162,11 @@ def _coordinates(config: TrainConfig, model: nn.Module, loss: Loss) -> _Coordina
 
 def _probe(config: TrainConfig, form: ExampleForm) -> Probe:
     wanted = config.probe
-    seed = hashlib.sha256(b"evertally/1/probe-seed" + config.seed.to_bytes(8, "big")).digest()
-    targets: Targets = UniformLabels(form.classes) if form.classes else NormalTargets(())
+    seed, targets = _probe_seed(config.seed), _targets(form)
     match wanted.kind:
         case "pink" | "white" if not form.tokens:
-            return PinkNoise(seed, form.shape, targets, alpha=0.0 if wanted.kind == "white" else wanted.alpha)
+            alpha = 0.0 if wanted.kind == "white" else wanted.alpha
+            return PinkNoise(seed, form.shape, targets, alpha=alpha, brightness=wanted.brightness)
         case "zipf" | "uniform" if form.tokens:
             return TokenProbe(
                 seed,
@@ -176,6 +186,23 @@ def _probe(config: TrainConfig, form: ExampleForm) -> Probe:
             assert wanted.folder is not None
             return PublicFolder(wanted.folder, seed, targets)
     raise InvalidParameter("preconditioner.probe", wanted.kind, "a probe of the data's form")
+
+
+def _probe_seed(seed: int) -> bytes:
+    return hashlib.sha256(b"evertally/1/probe-seed" + seed.to_bytes(8, "big")).digest()
+
+
+def _targets(form: ExampleForm) -> Targets:
+    return UniformLabels(form.classes) if form.classes else NormalTargets(())
+
+
+def _of_form(form: ExampleForm, seed: int) -> MicroBatch:
+    """A few public inputs of the declared form, whatever the probes are: white, or uniform tokens."""
+    public, size = _probe_seed(seed), math.prod(form.shape)
+    streams = [PublicStream(public, "check", 0, i) for i in range(_CHECKED)]
+    drawn = [s.integers(0, form.tokens, size) if form.tokens else s.normal(size) for s in streams]
+    features = np.array(drawn, form.feature_type).reshape(_CHECKED, *form.shape)
+    return MicroBatch((torch.from_numpy(features),), _targets(form).draw(public, 0, 0, _CHECKED))
 
 
 def _constants(config: TrainConfig, parts: Components) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from evertally.counters.keys import NoiseKey
 from evertally.errors import Fenced, IntegrityError, InvalidParameter
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.sealing import Sealer
-from evertally.pipelines.training.allocation import Allocation
 from evertally.pipelines.training.checkpoint import CheckpointStore, write_durably
 from evertally.pipelines.training.config import TrainConfig
 from evertally.pipelines.training.config_sections import BudgetConfig
@@ -30,6 +29,7 @@ from evertally.pipelines.training.manifest import Manifest, freeze
 from evertally.pipelines.training.noise import StepNoise
 from evertally.pipelines.training.plan import Plan, line_of
 from evertally.pipelines.training.run_components import Components, build_components, build_plan
+from evertally.pipelines.training.run_keys import RunKeys
 from evertally.pipelines.training.run_state import RunFolder, RunState
 
 __all__ = ["OpenRun", "Seams", "open_budget", "open_run", "open_source"]
@@ -87,7 +87,7 @@ class OpenRun:
     spool: ExampleSpool
     store: CheckpointStore
     publisher: Publisher
-    keys: _Keys
+    keys: RunKeys
     manifest: str
     seams: Seams = field(default_factory=Seams)
 
@@ -115,35 +115,6 @@ class OpenRun:
         self.folder.close()
 
 
-class _Keys:
-    """Secrets of one run, from the key file and the run's random id."""
-
-    __slots__ = ("_file", "_name", "_run")
-
-    def __init__(self, file: KeyFile, name: str, run_id: str) -> None:
-        self._file: Final = file
-        self._name: Final = f"training:{name}"
-        self._run: Final = bytes.fromhex(run_id)
-
-    def noise(self, attempt: int) -> NoiseKey:
-        return self._file.noise_key(self._name, self._run, attempt)
-
-    def sealer(self) -> Sealer:
-        return Sealer(self._file.derive("seal", self._name, self._run, 0), self._name, 0)
-
-    def allocation(self, batches: int) -> Allocation:
-        return Allocation(self._file.derive("unit", self._name, self._run, 0), batches)
-
-    def digest_key(self) -> bytes:
-        return self._file.derive("chain", self._name, self._run, 0)
-
-    def __repr__(self) -> str:
-        return "_Keys(<secret>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("keys do not pickle")
-
-
 def open_run(config: TrainConfig, device: str = "cpu", seams: Seams | None = None) -> OpenRun:
     """Open or resume a run up to the point where its first noise may be drawn.
 
@@ -161,7 +132,7 @@ def open_run(config: TrainConfig, device: str = "cpu", seams: Seams | None = Non
     budget: Budget | None = None
     try:
         state = folder.state()
-        keys = _Keys(KeyFile.open_or_create(config.key_file), config.name, state.run_id)
+        keys = RunKeys(KeyFile.open_or_create(config.key_file), config.name, state.run_id)
         sealer = keys.sealer()
         source = open_source(config)
         manifest = _manifest(config, folder, source, sealer)

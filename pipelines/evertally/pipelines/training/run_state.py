@@ -83,11 +83,11 @@ class RunFolder:
             return self.save(RunState(os.urandom(16).hex()))
         try:
             said = json.loads(path.read_text("utf-8"))
-            fields = {key: value for key, value in said.items() if key not in ("version", "sum")}
+            fields = {key: value for key, value in dict(said).items() if key not in ("version", "sum")}
             state = RunState(**fields)
             if said["version"] != _VERSION or said["sum"] != _checksum(state):
                 raise IntegrityError(f"{_STATE} is damaged or of another version")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise IntegrityError(f"{_STATE} is damaged") from None
         return state
 
