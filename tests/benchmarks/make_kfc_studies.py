@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from tests.benchmarks.bench_kfc_accuracy import noise_multiplier
 from tests.benchmarks.kfc_tasks import DEBIAN_SECTIONS, PUBLIC, SEED, WORDS, descriptions, digits, task
-from tests.benchmarks.kfc_training import Examples, train
+from tests.benchmarks.kfc_training import METHODS, Examples, Options, train
 from torch import Tensor, nn
 
 from evertally.pipelines.training.factors import FactorSums
@@ -35,6 +36,10 @@ from evertally.pipelines.training.taps import record
 DOCS = Path(__file__).parents[2] / "docs"
 LENGTH, PROBES, WARM_STEPS = 12, 512, 100
 REFRESHES, COUNTS, ALPHAS = (10, 40, 200, 1000), (64, 256, 1024, 4096), (0.0, 0.5, 1.0, 1.5, 2.0)
+BRIGHTNESSES, GAMMAS, CLIPS, UPDATE = (0.0, 0.5, 1.0, 2.0, 4.0), (0.05, 0.5, 2.0), (0.03, 0.1, 0.3, 1.0), 0.1
+
+LIT = f"pink, alpha 2, brightness {Options().brightness:g}"
+SEEDS, CLIP = (1, 2, 3), 0.3
 
 Factors = dict[str, Tensor]
 
@@ -87,9 +92,9 @@ def subjects() -> dict[str, tuple[nn.Module, dict[str, Probe]]]:
             f"pink, alpha {alpha:g}": PinkNoise(SEED, (1, 14, 14), UniformLabels(10), alpha=alpha)
             for alpha in (0.0, 1.0, 2.0)
         }
-        found[name] = (
-            chosen.model(), {**pink, "public": Examples(chosen.public), "oracle": Examples(chosen.train)}
-        )  # fmt: skip
+        lit = chosen.probe(2.0, Options().brightness)
+        real = {source: Examples(chosen.public[source]()) for source in chosen.public}
+        found[name] = (chosen.model(), {**pink, LIT: lit, **real, "oracle": Examples(chosen.train)})
     private, public = sequences()
     labels = UniformLabels(DEBIAN_SECTIONS)
     text: dict[str, Probe] = {
@@ -183,22 +188,29 @@ def draw(every: dict[str, dict[str, Factors]]) -> None:
 
 
 def sweeps(name: str) -> list[str]:
-    """Accuracy and cost over refresh interval, probes, alpha and gamma; the others at their defaults."""
+    """Accuracy and cost over one setting at a time; the others at their defaults."""
     chosen = task(name)
     sigma = noise_multiplier(chosen, 1.0)
     rows = []
-    settings: list[tuple[str, dict[str, Any]]] = [
-        *[("refresh every", {"refresh_every": v}) for v in REFRESHES],
-        *[("probes", {"probes": v}) for v in COUNTS],
-        *[("alpha", {"alpha": v}) for v in ALPHAS],
-        *[("gamma", {"gamma": v}) for v in (0.05, 0.5, 2.0)],
+    settings: list[tuple[str, float, dict[str, Any]]] = [
+        *[("refresh every", v, {"options": Options(refresh_every=v)}) for v in REFRESHES],
+        *[("probes", v, {"options": Options(probes=v)}) for v in COUNTS],
+        *[("alpha", v, {"options": Options(alpha=v)}) for v in ALPHAS],
+        *[("brightness", v, {"options": Options(brightness=v)}) for v in BRIGHTNESSES],
+        *[("gamma", v, {"options": Options(gamma=v)}) for v in GAMMAS],
+        *[("clip norm", v, {"clip_norm": v, "rate": UPDATE / v}) for v in CLIPS],
     ]
-    for label, options in settings:
-        run = partial(train, "kfc-2", chosen, noise_multiplier=sigma, rate=0.05, seed=1)
-        outcome = run(**options)
-        (value,) = options.values()
-        figures = f"{outcome.accuracy:.1f} | {outcome.cpu_s:.0f} | {outcome.condition:.1f}"
-        rows.append(f"| {name} | {label} | {value:g} | {figures} |")
+    for label, value, words in settings:
+        run = partial(train, METHODS["kfc-lit"], chosen, noise_multiplier=sigma)
+        outcomes = [
+            run(**{"rate": UPDATE / CLIP, "clip_norm": CLIP, "seed": seed, **words}) for seed in SEEDS
+        ]
+        accuracy = [outcome.accuracy for outcome in outcomes]
+        rows.append(
+            f"| {name} | {label} | {value:g} | {statistics.mean(accuracy):.1f} +- "
+            f"{statistics.stdev(accuracy):.1f} | {statistics.mean(o.cpu_s for o in outcomes):.1f} | "
+            f"{max(o.condition for o in outcomes):.1f} | {min(o.smallest for o in outcomes):.2g} |"
+        )
         print(rows[-1], flush=True)
     return rows
 
@@ -233,8 +245,8 @@ def main() -> None:
     if swept:
         lines += [
             SWEEPS,
-            "| task | setting | value | accuracy, % | CPU s | largest cond(U) |",
-            "|---|---|---|---|---|---|",
+            "| task | setting | value | accuracy, % | CPU s | largest cond(U) | smallest eigenvalue |",
+            "|---|---|---|---|---|---|---|",
             *swept,
         ]
     (DOCS / "training-studies.md").write_text("\n".join(lines) + "\n")
@@ -257,11 +269,13 @@ DISTANCES = """
 
 Frobenius distance relative to the oracle's norm; the last column is what no preconditioning would have.
 """
-SWEEPS = """
+SWEEPS = f"""
 ## Settings and their cost
 
-DP-KFC at epsilon 1, rate 0.05, one seed; one setting moves, the others stay at refresh every 2 b steps,
-512 probes, alpha 2, gamma 0.5. Differences below a point are noise of the seed and of the test set.
+DP-KFC at epsilon 1, mean and standard deviation of {len(SEEDS)} seeds; one setting moves, the others
+stay at refresh every 2 b steps, {PROBES} probes, alpha 2, brightness {Options().brightness:g}, gamma 0.5,
+clip norm {CLIP:g}, rate times clip norm {UPDATE:g}.
+Eigenvalues of a factor are relative to its mean. A run has 200 steps (mlp14), so 1000 refreshes once.
 """
 
 
