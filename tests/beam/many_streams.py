@@ -1,5 +1,7 @@
 """Several streams in one Beam job on Prism, so that the suite starts a runner once and not for each of them.
 
+Those whose configuration says `closing_sources` are closed for a releaser, the others released inside.
+
 python tests/beam/many_streams.py PRISM FROM CONFIG...
 """
 
@@ -23,10 +25,12 @@ def main(prism: str, start_from: str, *configs: str) -> None:
         ["--runner=PrismRunner", f"--prism_location={prism}", "--environment_type=LOOPBACK", "--streaming"]
     )
     options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")
-    ours = CountOptions([] if start_from == "-" else [f"--evertally_from={start_from}"], evertally_buckets=2)
+    words = [] if start_from == "-" else [f"--evertally_from={start_from}"]
     pipeline = beam.Pipeline(options=options)
     for path in configs:
         config = load_worker_config(Path(path))
+        closings = [] if config.closing_sources is None else ["--evertally_closings"]
+        ours = CountOptions([*words, *closings], evertally_buckets=2)
         pipeline | config.spec.name >> CountKafka(config, prepare(config, ours), ours)
     pipeline.run().wait_until_finish()
 

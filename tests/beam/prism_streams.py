@@ -60,8 +60,10 @@ def start_beam(prism: Path, begin: str | None, stream: KafkaStream, *more: str) 
     return Job([*words, *more], stream.folder / f"{stream.name}.log")
 
 
-def stream_of(case: Case, servers: str, folder: Path, tick_s: float = 0.5) -> KafkaStream:
-    """The case's stream, with its topics."""
+def stream_of(
+    case: Case, servers: str, folder: Path, tick_s: float = 0.5, *, closings: bool = False
+) -> KafkaStream:
+    """The case's stream, with its topics; with `closings` its job leaves the release to a releaser."""
     extra, source = 'unit = "event"', ""
     if case.bound is not None:
         extra = (
@@ -77,6 +79,7 @@ def stream_of(case: Case, servers: str, folder: Path, tick_s: float = 0.5) -> Ka
         tick_s=tick_s,
         privacy_extra=extra,
         source_extra=source,
+        kafka_extra="closing_sources = 1" if closings else "",
     )
     stream.make_topics()
     return stream

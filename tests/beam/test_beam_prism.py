@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from kafka import KafkaProducer
-from kafka_harness import EventFeed, KafkaStream, free_port, wait_until
+from kafka_harness import EventFeed, InThread, KafkaStream, free_port, wait_until
 from tests.beam.prism_streams import (
     Job,
     head,
@@ -26,11 +26,16 @@ from tests.beam.prism_streams import (
 from tests.contracts.engine_conformance import Case, Observed, case, verify
 from tests.metrics.metrics_ledgers import samples
 
+from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.worker import Worker
+
 pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KILLS = 2
+CLOSED = "units and restarts, closed for a releaser"
 NAMES = ("hot key", "broken and undeclared", "idle partitions", "empty ticks", "units and restarts")
 LIVE = [dataclasses.replace(case(name), ticks=5) for name in (*NAMES, "ten thousand keys")]
+LIVE.append(dataclasses.replace(case("units and restarts"), name=CLOSED, ticks=5))
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +43,16 @@ def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory)
     """All cases at once, in one job that is killed twice while events come."""
     folder = tmp_path_factory.mktemp("cases")
     streams = {
-        one.name: stream_of(one, servers, folder, tick_s=20.0 if len(one.keys) > 1000 else 1.0)
+        one.name: stream_of(
+            one, servers, folder, tick_s=20.0 if len(one.keys) > 1000 else 1.0, closings=one.name == CLOSED
+        )
         for one in LIVE
     }
     listed = list(streams.values())
     job = start_many(prism, "earliest", listed, folder / "job.log")
+    releaser = InThread(Worker(load_worker_config(streams[CLOSED].config()), release_only=True))
     try:
+        releaser.__enter__()
         wait_until("first releases", lambda: job.running() and all(map(head, listed)), 240, 1.0)
         feeds = [threading.Thread(target=_feed, args=(streams[one.name], one)) for one in LIVE]
         for feed in feeds:
@@ -59,8 +68,10 @@ def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory)
         sent_ms = time.time() * 1000
         for one in LIVE:
             wait_released(job, streams[one.name], sent_ms, 240)
+        assert releaser.error is None, releaser.error
     finally:
         job.kill()
+        releaser.__exit__()
     return {one.name: observed(streams[one.name], one) for one in LIVE}
 
 

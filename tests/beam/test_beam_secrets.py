@@ -16,7 +16,7 @@ from tests.beam.direct import DirectStream
 from tests.contracts.engine_conformance import Case, Event
 
 from evertally.pipelines.beam.elements import CheckElements
-from evertally.pipelines.beam.job import CountKafka
+from evertally.pipelines.beam.job import CountKafka, Start
 from evertally.pipelines.beam.options import CountOptions
 from evertally.pipelines.beam.partition_place import PartitionPlace, PlaceCoder
 from evertally.pipelines.kafka.config import load_worker_config
@@ -55,7 +55,7 @@ def test_the_graph_holds_places_and_no_secret(tmp_path: Path) -> None:
     config = load_worker_config(tmp_path / "worker.toml", {"EVERTALLY_KAFKA_PASSWORD": "open-sesame-4711"})
     options = CountOptions([f"--evertally_config={tmp_path / 'worker.toml'}"])
     pipeline = beam.Pipeline(options=PipelineOptions([]))
-    pipeline | "Count" >> CountKafka(config, 3, options)
+    pipeline | "Count" >> CountKafka(config, Start(3), options)
     graph = pipeline.to_runner_api().SerializeToString()
     arguments = json.dumps(options.get_all_options(), default=str).encode()
     secret = (tmp_path / "key").read_bytes()[16:48]

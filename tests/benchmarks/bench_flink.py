@@ -31,7 +31,7 @@ from kafka import KafkaProducer
 from kafka_harness import KafkaStream, read_topic, wait_until
 from tests.flink.flink_harness import FLINK_PYTHON, FlinkStream
 
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.flink.distribution import environment, fetch_connector, flink_home
 from evertally.pipelines.flink.local_cluster import LocalFlink
 from evertally.pipelines.kafka.config import load_worker_config

@@ -203,7 +203,7 @@ def known_metrics() -> set[str]:
     exporter = Exporter("nowhere", ExporterSettings(Listen("127.0.0.1", 0), Listen("127.0.0.1", 0)))
     flink = JobHealth("s", "j", FlinkRest("127.0.0.1:1")).operators.registry
     rule, here = TickRule(0, 1000), Listen("127.0.0.1", 0)
-    with JobMetrics("s", rule, here, lambda: ()) as metrics:
+    with JobMetrics("s", rule, here) as metrics:
         beam = metrics.operators.registry
     worker = WorkerMetrics("s").operators.registry
     registries = (worker, beam, flink, exporter._metrics.registry, Telemetry().registry)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertally.errors import InvalidParameter
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.bounding import UnitBound
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
 from evertally.pipelines.flink.combine import BatchCombiner
 from evertally.pipelines.flink.messages import Message
 from evertally.pipelines.flink.parameters import JobParameters

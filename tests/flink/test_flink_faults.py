@@ -19,7 +19,7 @@ from tests.metrics.metrics_ledgers import samples
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.flink.job_health import JobHealth
 from evertally.pipelines.flink.local_cluster import LocalFlink
 from evertally.pipelines.flink.submit import job_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -50,8 +51,11 @@ def clock(t: float, step_ms: int = 0) -> ClockGuard:
     return ClockGuard(TICK_MS, lambda: FixedClock(int(START_MS + t * TICK_MS), step_ms))
 
 
-def beam_metrics(read: Any, guard: ClockGuard) -> JobMetrics:
-    return JobMetrics("visits", TickRule(START_MS, TICK_MS), HERE, read, guard)
+@contextlib.contextmanager
+def beam_metrics(read: Any, guard: ClockGuard) -> Iterator[JobMetrics]:
+    with JobMetrics("visits", TickRule(START_MS, TICK_MS), HERE, guard) as metrics:
+        metrics.begin(read)
+        yield metrics
 
 
 def own(text: bytes) -> str:
@@ -80,7 +84,7 @@ def test_a_beam_job_shows_its_ticks_and_goes_on_without_a_ledger() -> None:
         assert found['evertally_beam_ticks_behind{stream="visits"}'] == 4
         assert found["evertally_beam_clock_trusted"] == 1
         heads.clear()
-        metrics.look()
+        metrics.look(read)
         found = samples(scrape(metrics.address))
         assert found['evertally_beam_committed_tick{shard="1",stream="visits"}'] == 5
         assert found['evertally_beam_look_failures_total{stream="visits"}'] >= 1
@@ -225,11 +229,11 @@ def test_another_address_keeps_the_doors(tmp_path: Path) -> None:
 
 def test_every_metric_of_the_engines_is_in_the_reference(fake: FakeFlink) -> None:
     page = (ROOT / "docs" / "reference-metrics.md").read_text()
-    made = beam_metrics(list, clock(1)), JobHealth("visits", "j", FlinkRest(fake.address))
-    for metrics in made:
-        names = {family.name for family in metrics.operators.registry.collect()}
+    with beam_metrics(list, clock(1)) as job:
+        beam = job.operators
+    for metrics in (beam, JobHealth("visits", "j", FlinkRest(fake.address)).operators):
+        names = {family.name for family in metrics.registry.collect()}
         mine = {name for name in names if re.match("evertally_(beam|flink)_", name)}
         assert len(mine) >= 5
         for name in mine:
             assert name in page
-    made[0]._plane._server.server_close()

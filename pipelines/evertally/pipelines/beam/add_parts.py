@@ -9,7 +9,7 @@ from apache_beam import CombineFn
 from apache_beam.coders import BytesCoder
 
 from evertally.pipelines.beam.parts import merge
-from evertally.pipelines.beam.stream_ref import StreamRef, opened
+from evertally.pipelines.beam.stream_ref import AggregationRef, StreamRef, opened
 
 __all__ = ["AddParts"]
 
@@ -23,7 +23,7 @@ class AddParts(CombineFn):
     b"" for nothing yet.
     """
 
-    def __init__(self, ref: StreamRef) -> None:
+    def __init__(self, ref: StreamRef | AggregationRef) -> None:
         self._ref = ref
 
     def create_accumulator(self) -> _Accumulator:

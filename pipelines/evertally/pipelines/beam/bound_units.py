@@ -17,7 +17,7 @@ from apache_beam.transforms.window import TimestampedValue
 from evertally.pipelines.beam.elements import Counting, tick_start
 from evertally.pipelines.beam.parts import Part
 from evertally.pipelines.beam.per_process import PerProcess
-from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef, opened
+from evertally.pipelines.beam.stream_ref import AggregationRef, Handle, StreamRef, opened
 from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn
 from evertally.pipelines.beam.unit_ledger import UnitLedger
 from evertally.pipelines.bounding import UnitBound
@@ -30,20 +30,20 @@ class _Bucket:
     """One bucket in this process: its units, and what comes of a tick."""
 
     def __init__(self, counting: Counting, bound: UnitBound, folder: str, bucket: int) -> None:
-        self._handle: Final[StreamHandle] = opened(counting.stream)
+        self._handle: Final[Handle] = opened(counting.stream)
         self._counting: Final = counting
         self._bound: Final = bound
         self._bucket: Final = bucket
-        stream = self._handle.opened
-        self.units: Final = UnitLedger(Path(folder), stream.stream_id[:8].hex(), stream.incarnation, bucket)
+        life, incarnation = self._handle.life, self._handle.incarnation
+        self.units: Final = UnitLedger(Path(folder), life, incarnation, bucket)
 
     def close(self) -> None:
         """Let go of the file."""
         self.units.close()
 
     def begin(self) -> int:
-        """The first tick of a new job; what was bounded and not released is forgotten."""
-        head = self._handle.store.head(self._handle.opened.shard(0)).t
+        """The first tick of a new job; what was bounded and is not durable is forgotten."""
+        head = self._handle.head()
         self.units.cut_back(head)
         return head + 1
 
@@ -55,7 +55,7 @@ class _Bucket:
         kept, after = bound_tick(whole.rows, whole.t, self.units.get(units), self._bound)
         self.units.record(whole.t, after)
         shard_of = np.array(self._handle.shard_of, np.int64)[kept[1]]
-        for shard in range(self._handle.opened.shards):
+        for shard in range(self._handle.spec.shards):
             rows = kept[:, shard_of == shard]
             sums: dict[int, int] = {}
             for position, amount in zip(rows[1].tolist(), rows[2].tolist(), strict=True):
@@ -113,7 +113,7 @@ class BoundLive(_BoundUnits):
         waiting: Any = beam.DoFn.StateParam(WAITING),  # noqa: B008 - how Beam declares it
         following: Any = beam.DoFn.StateParam(NEXT),  # noqa: B008 - how Beam declares it
     ) -> Iterator[Any]:
-        """Bound the ticks whose turn has come; a new job begins behind the last released one."""
+        """Bound the ticks whose turn has come; a new job begins behind the last durable one."""
         bucket = self._open(element[0])
         sealer = opened(self._counting.stream).sealer
         turn = following.read() or bucket.begin()
@@ -126,4 +126,4 @@ class BoundLive(_BoundUnits):
             following.write(parts[-1].t + 1)
 
 
-_BUCKETS: Final[PerProcess[tuple[StreamRef, str, int], _Bucket]] = PerProcess()
+_BUCKETS: Final[PerProcess[tuple[StreamRef | AggregationRef, str, int], _Bucket]] = PerProcess()

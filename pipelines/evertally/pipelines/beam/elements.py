@@ -16,7 +16,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from evertally.pipelines.beam.parts import Part
-from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef, opened
+from evertally.pipelines.beam.stream_ref import AggregationRef, Handle, StreamRef, opened
 from evertally.pipelines.clock import AnchoredClock, Clock
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
@@ -46,7 +46,7 @@ class Counting:
         hmac: whether a dead letter carries an HMAC of its element.
     """
 
-    stream: StreamRef
+    stream: StreamRef | AggregationRef
     rule: TickRule
     source: EventFormat
     other: str | None
@@ -66,7 +66,7 @@ def tick_start(rule: TickRule, t: int) -> Timestamp:
 
 
 def parts_of(
-    counting: Counting, handle: StreamHandle, events: EventColumns, ticks: Any
+    counting: Counting, handle: Handle, events: EventColumns, ticks: Any
 ) -> Iterator[tuple[int, Part]]:
     """(destination, part) for each tick and destination that has contributions; `ticks` is each event's."""
     values = np.ones_like(events.keys) if events.values is None else events.values

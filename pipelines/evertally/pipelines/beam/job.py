@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
@@ -24,16 +24,21 @@ from evertally.errors import (
     ServiceUnavailable,
     StorageFull,
 )
+from evertally.pipelines.aggregation_keys import AggregationKeys
+from evertally.pipelines.beam.aggregation import aggregation_of, closed_through
+from evertally.pipelines.beam.close_parts import CloseParts
+from evertally.pipelines.beam.close_ticks import CloseTicks, Closing
+from evertally.pipelines.beam.closings_topic import ClosingsLog, ClosingsTopic
 from evertally.pipelines.beam.elements import DEAD_LETTERS, Counting
 from evertally.pipelines.beam.job_metrics import JobMetrics
 from evertally.pipelines.beam.kafka_source import KafkaInput, ReadTicks, cuts_to_keep
 from evertally.pipelines.beam.letters import WriteDeadLetters
 from evertally.pipelines.beam.options import CountOptions
+from evertally.pipelines.beam.parts import PartSealer
 from evertally.pipelines.beam.refs import KeyRef, LedgerRef, without_password
-from evertally.pipelines.beam.release_ticks import Releasing
+from evertally.pipelines.beam.release_ticks import ReleaseLive, Releasing
 from evertally.pipelines.beam.sink_refs import TopicSinkRef
-from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef
-from evertally.pipelines.beam.transforms import ReleaseParts
+from evertally.pipelines.beam.stream_ref import AggregationRef, StreamHandle, StreamRef
 from evertally.pipelines.kafka.aggregation import OpenTick
 from evertally.pipelines.kafka.broker import TopicPartition, translated
 from evertally.pipelines.kafka.config import WorkerConfig, load_worker_config
@@ -43,8 +48,9 @@ from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.metrics import Listen
 from evertally.pipelines.metrics.ledger_reader import read_heads
 from evertally.pipelines.metrics.ledger_view import open_view
+from evertally.pipelines.metrics.standing import ShardHead
 
-__all__ = ["CountKafka", "counting_of", "main", "prepare", "run_job"]
+__all__ = ["CountKafka", "Start", "counting_of", "main", "prepare", "run_job", "stream_of"]
 
 _LOG: Final = logging.getLogger(__name__)
 _REASONS: Final[dict[str, Callable[[str], EvertallyError]]] = {
@@ -62,37 +68,58 @@ class CountKafka(beam.PTransform[Any, Any]):
 
     Args:
         config: the declaration.
-        partitions: partitions of the input topic.
+        start: what `prepare` has found.
         options: the job's own options.
     """
 
-    def __init__(self, config: WorkerConfig, partitions: int, options: CountOptions) -> None:
+    def __init__(self, config: WorkerConfig, start: Start, options: CountOptions) -> None:
         super().__init__()
         self._config: Final = config
-        self._partitions: Final = partitions
-        self._counting: Final = counting_of(config, options)
+        self._start: Final = start
+        self._options: Final = options
 
     def expand(self, begin: Any) -> Any:
-        """The line of every release, as a PCollection besides."""
-        config, counting = self._config, self._counting
+        """The line of every release, or the place of every closing, as a PCollection besides."""
+        config, partitions = self._config, self._start.partitions
         broker = without_password(config.broker)
-        source = KafkaInput(broker, config.topics.events, self._partitions, _group(config))
+        stream = stream_of(config, self._options)
+        counting = counting_of(config, self._options, self._start.closings or stream)
+        source = KafkaInput(broker, config.topics.events, partitions, _group(config))
         read = begin | "Kafka" >> ReadTicks(counting, source)
-        sink = TopicSinkRef(broker, config.topics.releases, config.topics.prefix, config.max_request_bytes)
-        releasing = Releasing(
-            counting.stream,
-            counting.rule,
-            counting.buckets or self._partitions,
-            self._partitions,
-            cuts_to_keep(counting),
-            sink,
-        )
-        folder = None if config.folder is None else str(config.folder)
         read[DEAD_LETTERS] | "DeadLetters" >> WriteDeadLetters(broker, config.topics)
-        return read.parts | "Release" >> ReleaseParts(counting, releasing, self._partitions, folder)
+        folder = None if config.folder is None else str(config.folder)
+        rule, sources, keep = counting.rule, counting.buckets or partitions, cuts_to_keep(counting)
+        if self._start.closings is not None:
+            step: beam.DoFn = CloseTicks(Closing(self._start.closings, rule, sources, keep))
+        else:
+            topics = config.topics
+            sink = TopicSinkRef(broker, topics.releases, topics.prefix, config.max_request_bytes)
+            step = ReleaseLive(Releasing(stream, rule, sources, partitions, keep, sink))
+        return read.parts | "Release" >> CloseParts(counting, step, partitions, folder, counted=True)
 
 
-def counting_of(config: WorkerConfig, options: CountOptions) -> Counting:
+class Start(NamedTuple):
+    """What a job begins with.
+
+    Attributes:
+        partitions: of the input.
+        closings: where closings go, in place of a release step inside.
+    """
+
+    partitions: int
+    closings: AggregationRef | None = None
+
+
+def stream_of(config: WorkerConfig, options: CountOptions) -> StreamRef:
+    """The stream with its ledger and key file: on this host, and on workers that release."""
+    chain_key = None if config.chain_key_file is None else str(config.chain_key_file)
+    here = options.evertally_key if not options.evertally_closings else None
+    return StreamRef(
+        config.spec, LedgerRef(config.ledger, chain_key), KeyRef(here or str(config.key_file.resolve()))
+    )
+
+
+def counting_of(config: WorkerConfig, options: CountOptions, stream: StreamRef | AggregationRef) -> Counting:
     """How the job counts. Raises InvalidParameter for what only the Kafka worker can do."""
     if config.select is not None:
         raise InvalidParameter(
@@ -100,24 +127,16 @@ def counting_of(config: WorkerConfig, options: CountOptions) -> Counting:
         )
     if config.spec.shards != 1:
         raise InvalidParameter("stream.shards", config.spec.shards, "1 for a Beam job")
-    chain_key = None if config.chain_key_file is None else str(config.chain_key_file)
-    stream = StreamRef(
-        config.spec,
-        LedgerRef(config.ledger, chain_key),
-        KeyRef(options.evertally_key or str(config.key_file.resolve())),
-    )
     buckets = 0 if config.bound is None else options.evertally_buckets
     return Counting(stream, config.rule, config.source, config.other, None, buckets, config.dead_letter_hmac)
 
 
-def prepare(config: WorkerConfig, options: CountOptions) -> int:
+def prepare(config: WorkerConfig, options: CountOptions) -> Start:
     """Before a job is submitted: check topics, open the stream, settle where reading begins.
-
-    Returns the number of partitions of the input.
 
     Raises:
         InvalidParameter: a missing topic, `--evertally_from` at the wrong time, a changed parameter.
-        IntegrityError: the releases topic knows the stream, and the ledger does not.
+        IntegrityError: the topics know the stream, and the ledger does not; the ledger is ahead of closings.
         BudgetExceeded: the scope does not admit the stream's charge.
     """
     topics = config.topics
@@ -128,15 +147,17 @@ def prepare(config: WorkerConfig, options: CountOptions) -> int:
         by_unit=False,  # units are kept on disk, not on topics
         max_request_bytes=config.max_request_bytes,
     )
-    stream = counting_of(config, options).stream
+    stream = stream_of(config, options)
+    counting_of(config, options, stream)  # what a Beam job cannot do is refused before any charge
     if not stream.key.path().exists():
         KeyFile.open_or_create(stream.key.path())
     _refuse_lost_ledger(config, stream)
     handle = StreamHandle(stream)
     try:
-        t = handle.store.head(handle.opened.shard(0)).t
-        if t == 0:
-            first = OpenTick(handle.opened.stream_id[:8].hex(), handle.opened.incarnation, 1)
+        topic = _closings_topic(config, partitions.events)
+        begun = closed_through(handle, topic) if options.evertally_closings else handle.head()
+        if begun == 0:
+            first = OpenTick(handle.life, handle.incarnation, 1)
             settle_first_offsets(
                 config.broker,
                 _group(config),
@@ -144,7 +165,7 @@ def prepare(config: WorkerConfig, options: CountOptions) -> int:
                 partitions.events,
                 options.evertally_from,
                 first,
-                begun=False,
+                begun=handle.head() > 0,
             )
         elif options.evertally_from is not None:
             raise InvalidParameter(
@@ -152,7 +173,16 @@ def prepare(config: WorkerConfig, options: CountOptions) -> int:
             )
     finally:
         handle.close()
-    return partitions.events
+    if not options.evertally_closings:
+        return Start(partitions.events)
+    keys = None if options.evertally_key is None else KeyRef(options.evertally_key)
+    return Start(partitions.events, aggregation_of(stream, topic, keys))
+
+
+def _closings_topic(config: WorkerConfig, partitions: int) -> ClosingsTopic:
+    return ClosingsTopic(
+        config.broker, config.topics.prefix, (config.topics.events, partitions), config.max_request_bytes
+    )
 
 
 def _refuse_lost_ledger(config: WorkerConfig, stream: StreamRef) -> None:
@@ -166,14 +196,14 @@ def _refuse_lost_ledger(config: WorkerConfig, stream: StreamRef) -> None:
     reader = config.broker.reader()
     try:
         with translated():
-            place = TopicPartition(config.topics.releases, 0)
-            begun = bool(reader.end_offsets([place])[place])
+            names = (config.topics.releases, config.topics.closed)
+            begun = any(reader.end_offsets([TopicPartition(name, 0) for name in names]).values())
     finally:
         reader.close(autocommit=False)
     if begun:
         raise IntegrityError(
-            f"the releases topic holds {config.spec.name!r}, but the ledger does not know it: was the ledger "
-            "replaced? Starting anew would count without its history"
+            f"the topics hold closings or releases of {config.spec.name!r}, but the ledger does not know it: "
+            "was the ledger replaced? Starting anew would count without its history"
         )
 
 
@@ -189,14 +219,17 @@ def run_job(arguments: Sequence[str]) -> str:
         raise InvalidParameter("--evertally_config", None, "the TOML file that declares the stream")
     config = load_worker_config(Path(ours.evertally_config))
     with contextlib.ExitStack() as stack:
-        plane = _operators_plane(config, ours, stack)  # a taken port is known before any charge
-        partitions = prepare(config, ours)
-        if plane is not None:
-            stack.enter_context(plane)
-        # Prism 2.77 splits slow bundles of steps with state as well, and then works on one key twice at a time
+        listen = Listen.chosen(config.metrics, ours.evertally_metrics_listen)
+        metrics = None if listen is None else JobMetrics(config.spec.name, config.rule, listen)
+        if metrics is not None:  # a taken port is known before any charge
+            stack.enter_context(metrics)
+        start = prepare(config, ours)
+        if metrics is not None:
+            metrics.begin(_looking(config, start, stack))
+        # Prism 2.77 also splits slow bundles of steps with state, and then works on one key twice at a time
         options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")
         pipeline = beam.Pipeline(options=options)
-        pipeline | "Count" >> CountKafka(config, partitions, ours)
+        pipeline | "Count" >> CountKafka(config, start, ours)
         _LOG.info("submitting %s", config.spec.name)
         try:
             return str(pipeline.run().wait_until_finish())
@@ -206,16 +239,20 @@ def run_job(arguments: Sequence[str]) -> str:
             raise _reason(str(error)) from None
 
 
-def _operators_plane(
-    config: WorkerConfig, options: CountOptions, stack: contextlib.ExitStack
-) -> JobMetrics | None:
-    """The operators' plane of the job, where one is declared."""
-    listen = Listen.chosen(config.metrics, options.evertally_metrics_listen)
-    if listen is None:
-        return None
-    name, view = config.spec.name, open_view(config.ledger)
+def _looking(
+    config: WorkerConfig, start: Start, stack: contextlib.ExitStack
+) -> Callable[[], Sequence[ShardHead]]:
+    """How the operators' plane learns where the shards stand: by what cannot write."""
+    if start.closings is not None:
+        topic = _closings_topic(config, start.partitions)
+        keys = AggregationKeys.open(AggregationKeys.beside(config.key_file))
+        sealer = PartSealer(keys.closing, config.spec.name)
+        log = ClosingsLog(topic, start.closings.life, start.closings.incarnation, sealer)
+        stack.callback(log.close)
+        return lambda: [ShardHead(*[log.head()] * 2)]
+    view = open_view(config.ledger)
     stack.callback(view.close)
-    return JobMetrics(name, config.rule, listen, lambda: read_heads(view, name))
+    return lambda: read_heads(view, config.spec.name)
 
 
 def _reason(text: str) -> EvertallyError:

@@ -23,7 +23,7 @@ _LOOK_S: Final = 1.0
 
 
 class JobMetrics:
-    """The operators' plane of one job; use it as a context, for as long as the job runs.
+    """The operators' plane of one job; use it as a context, and `begin` when the stream is open.
 
     Guarantees:
         - its text is a function of ticks and the clock, whatever the events are
@@ -33,7 +33,6 @@ class JobMetrics:
         stream: the stream's name.
         rule: its ticks.
         listen: where to serve.
-        read: where the shards stand; called every second on a thread of its own.
         clock: says which ticks are over.
     """
 
@@ -42,13 +41,11 @@ class JobMetrics:
         stream: str,
         rule: TickRule,
         listen: Listen,
-        read: Callable[[], Sequence[ShardHead]],
         clock: ClockGuard | None = None,
     ) -> None:
         self.operators: Final = OperatorMetrics("beam")
         self._stream: Final = stream
         self._rule: Final = rule
-        self._read: Final = read
         self._clock: Final = clock or ClockGuard(rule.tick_ms)
         new, labels = self.operators, ("stream", "shard")
         self._committed: Final = new.gauge("committed_tick", "Last tick that is durable.", labels)
@@ -66,7 +63,7 @@ class JobMetrics:
         )
         self._plane: Final[PlaneServer] = internal_plane(listen, self.operators)
         self._stop: Final = threading.Event()
-        self._thread: Final = threading.Thread(target=self._run, name="job-metrics", daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def address(self) -> str:
@@ -74,21 +71,26 @@ class JobMetrics:
         return self._plane.address
 
     def __enter__(self) -> Self:
-        self.look()
         self._plane.start()
-        self._thread.start()
         _LOG.info("the operators' plane listens on %s", self.address)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._plane.close()
-        self._thread.join(30)
+        if self._thread is not None:
+            self._thread.join(30)
 
-    def look(self) -> None:
-        """Read once; where that fails, what was seen last stays."""
+    def begin(self, read: Callable[[], Sequence[ShardHead]]) -> None:
+        """Look now, and from now on every second on a thread; `read` says where the shards stand."""
+        self.look(read)
+        self._thread = threading.Thread(target=self._run, args=(read,), name="job-metrics", daemon=True)
+        self._thread.start()
+
+    def look(self, read: Callable[[], Sequence[ShardHead]]) -> None:
+        """Look once; where that fails, what was seen last stays."""
         try:
-            shards = self._read()
+            shards = read()
         except EvertallyError as error:
             self._failures.inc()
             _LOG.warning("a look at the stream's ticks failed: %s", error)
@@ -99,6 +101,6 @@ class JobMetrics:
         over = self._rule.closed_through(self._clock.now_ms())
         self._behind.set(max(0, over - min((head.committed_t for head in shards), default=0)))
 
-    def _run(self) -> None:
+    def _run(self, read: Callable[[], Sequence[ShardHead]]) -> None:
         while not self._stop.wait(_LOOK_S):
-            self.look()
+            self.look(read)

@@ -1,8 +1,8 @@
 """A Kafka topic as a Beam source, in Python alone: a splittable step that reads a partition, tick by tick.
 
-It keeps no offset of its own: a new job goes on where the ledger's last row says. It is the job's clock as
-well: each partition says when it has ended a tick, whether events came or not, and its watermark never
-passes the beginning of a tick that it has not ended.
+It keeps no offset of its own: a new job goes on where the ledger's last row says, or the last closing. It
+is the job's clock as well: each partition says when it has ended a tick, whether events came or not, and its
+watermark never passes the beginning of a tick that it has not ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from evertally.pipelines.beam.stream_ref import opened
 from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
 from evertally.pipelines.kafka.unit_events import unit_numbers
-from evertally.pipelines.releaser import stored_positions
 
 __all__ = ["KafkaInput", "ReadTicks", "cuts_to_keep"]
 
@@ -60,7 +59,7 @@ class KafkaInput:
 
 
 def cuts_to_keep(counting: Counting) -> int:
-    """How many ends of ticks the ledger must know so that events read ahead of their tick are found again."""
+    """How many ends of ticks must be kept so that events read ahead of their tick are found again."""
     rule = counting.rule
     if rule.skew_ms is None:
         return 1
@@ -77,8 +76,8 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
     # as a provider of restrictions
 
     def initial_restriction(self, element: int) -> PartitionPlace:
-        """Behind the last released tick; before the first one, where the group was told to begin."""
-        return self._from_the_ledger(element)
+        """Behind the last durable tick; before the first one, where the group was told to begin."""
+        return self._behind_the_head(element)
 
     def create_tracker(self, restriction: PartitionPlace) -> PartitionTracker:
         """See the tracker."""
@@ -142,8 +141,8 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
         closed = self._counting.rule.closed_through(now_ms)
         outputs: list[Any] = []
         if closed >= place.open_tick and place.segment() is None:
-            if self._handle.store.head(self._handle.opened.shard(0)).t >= place.open_tick:
-                return self._from_the_ledger(partition), []  # the runner went back behind the ledger
+            if self._handle.head() >= place.open_tick:
+                return self._behind_the_head(partition), []  # the runner went back behind what is durable
             through = min(closed, place.open_tick + _TICKS_A_CALL - 1)
             outputs += self._ends(partition, place, through)
             place = place.ended(through)
@@ -193,9 +192,8 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
                 outputs.append(beam.pvalue.TaggedOutput(DEAD_LETTERS, TimestampedValue(letter, at)))
         return place.moved(records[-1].offset + 1, sent), rest
 
-    def _from_the_ledger(self, partition: int) -> PartitionPlace:
-        handle = opened(self._counting.stream)
-        through, positions = stored_positions(handle.store, handle.opened, handle.key_file, 0)
+    def _behind_the_head(self, partition: int) -> PartitionPlace:
+        through, positions = opened(self._counting.stream).positions()
         if positions:
             cuts = Cuts.decode(positions)
             if len(cuts.stops) != self._source.partitions:

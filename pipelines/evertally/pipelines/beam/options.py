@@ -32,6 +32,12 @@ class CountOptions(PipelineOptions):
             help="Bounding steps that share the privacy units; fixed for one incarnation.",
         )
         parser.add_argument(
+            "--evertally_closings",
+            action="store_true",
+            help="Write sealed closings for `evertally release` instead of releasing; workers then get "
+            "neither the ledger nor the key file, and --evertally_key is the place of the aggregation keys.",
+        )
+        parser.add_argument(
             "--evertally_metrics_listen",
             help="host:port of /internal/metrics in the process that runs the job; default: the TOML's.",
         )

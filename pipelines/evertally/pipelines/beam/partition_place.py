@@ -16,7 +16,7 @@ from apache_beam.coders import Coder
 from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
 
 from evertally.errors import IntegrityError
-from evertally.pipelines.beam.stream_ref import StreamRef, opened
+from evertally.pipelines.beam.stream_ref import AggregationRef, StreamRef, opened
 
 __all__ = ["PartitionPlace", "PartitionTracker", "PlaceCoder"]
 
@@ -119,7 +119,7 @@ class PartitionTracker(RestrictionTracker):
 class PlaceCoder(Coder):
     """Places as sealed bytes: a runner keeps them in its checkpoints."""
 
-    def __init__(self, stream: StreamRef) -> None:
+    def __init__(self, stream: StreamRef | AggregationRef) -> None:
         self._stream = stream
 
     def encode(self, value: PartitionPlace) -> bytes:

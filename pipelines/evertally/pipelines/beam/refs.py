@@ -89,7 +89,7 @@ def without_password(broker: Broker) -> Broker:
 
 def with_password(broker: Broker) -> Broker:
     """The same with the password of this worker's environment, where the mechanism needs one."""
-    if broker.sasl_mechanism is None:
+    if broker.sasl_mechanism is None or broker.password is not None:
         return broker
     password = os.environ.get(KAFKA_PASSWORD)
     if password is None:

@@ -15,7 +15,7 @@ from apache_beam.utils.timestamp import Duration
 from evertally.pipelines.beam.elements import Counting, tick_start
 from evertally.pipelines.beam.job_clock import job_clock
 from evertally.pipelines.beam.parts import UNKNOWN, Part
-from evertally.pipelines.beam.stream_ref import StreamRef, opened
+from evertally.pipelines.beam.stream_ref import AggregationRef, StreamRef, opened
 from evertally.pipelines.kafka.aggregation import TickRule
 
 __all__ = ["DeclaredTicks", "EndTicks", "EndlessTracker", "TickClock"]
@@ -38,16 +38,15 @@ class EndlessTracker(OffsetRestrictionTracker):
 
 
 class _CloseTicks(beam.DoFn, RestrictionProvider):
-    """Endless ticks from the ledger's head on, each when it is over by the clock."""
+    """Endless ticks behind the last durable one, each when it is over by the clock."""
 
-    def __init__(self, stream: StreamRef, rule: TickRule) -> None:
+    def __init__(self, stream: StreamRef | AggregationRef, rule: TickRule) -> None:
         self._stream = stream
         self._rule = rule
 
     def initial_restriction(self, element: Any) -> OffsetRange:  # noqa: ARG002 - Beam's form
         """From the tick that is to be released next."""
-        stream = opened(self._stream)
-        return OffsetRange(stream.store.head(stream.opened.shard(0)).t + 1, _FAR)
+        return OffsetRange(opened(self._stream).head() + 1, _FAR)
 
     def create_tracker(self, restriction: OffsetRange) -> EndlessTracker:
         """The tracker of a range."""
@@ -81,7 +80,7 @@ class _CloseTicks(beam.DoFn, RestrictionProvider):
 class TickClock(beam.PTransform[Any, Any]):
     """PBegin to the numbers of ticks that are over by the workers' clock, for ever."""
 
-    def __init__(self, stream: StreamRef, rule: TickRule) -> None:
+    def __init__(self, stream: StreamRef | AggregationRef, rule: TickRule) -> None:
         super().__init__()
         self._stream = stream
         self._rule = rule

@@ -1,35 +1,35 @@
 """ContinualCount and ContinualSum: a PCollection of events in, noisy running totals out, at every tick.
 
 events -> check, clip -> (bound each unit) -> fixed windows of a tick -> one sealed sum for each tick and
-shard -> release step with the ledger's compare-and-set.
+shard -> release step with the ledger's compare-and-set, or sealed closings for `evertally release`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import apache_beam as beam
-from apache_beam.pvalue import PBegin, PCollection
+from apache_beam.pvalue import PCollection
 from apache_beam.transforms.display import DisplayDataItem
 
 from evertally.errors import InvalidParameter
-from evertally.pipelines.beam.add_parts import AddParts
-from evertally.pipelines.beam.bound_units import BoundLive, BoundRange
-from evertally.pipelines.beam.elements import DEAD_LETTERS, CheckElements, Counting
+from evertally.pipelines.beam.aggregation import aggregation_of
+from evertally.pipelines.beam.close_parts import CloseParts, checked_parts
+from evertally.pipelines.beam.close_ticks import CloseTicks, Closing
+from evertally.pipelines.beam.closings_topic import ClosingsTopic
+from evertally.pipelines.beam.elements import Counting
 from evertally.pipelines.beam.refs import KeyRef, LedgerRef
 from evertally.pipelines.beam.release_ticks import ReleaseLive, ReleaseRange, Releasing
 from evertally.pipelines.beam.sink_refs import SinkRef
-from evertally.pipelines.beam.stream_ref import StreamRef
-from evertally.pipelines.beam.tick_clock import DeclaredTicks, EndTicks, TickClock
-from evertally.pipelines.beam.windows import everywhere, refuse_accumulating, tick_windows
-from evertally.pipelines.bounding import UnitBound
+from evertally.pipelines.beam.stream_ref import AggregationRef, StreamRef
 from evertally.pipelines.events import ValueRule
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
 
-__all__ = ["ContinualCount", "ContinualSum", "Counted"]
+__all__ = ["Closed", "ContinualCount", "ContinualSum", "Counted", "SealedClosings"]
 
 
 class Counted(NamedTuple):
@@ -42,6 +42,18 @@ class Counted(NamedTuple):
     """
 
     releases: PCollection[bytes]
+    dead_letters: PCollection[bytes]
+
+
+class Closed(NamedTuple):
+    """What the transforms give back in their sealed form.
+
+    Attributes:
+        closings: bytes, JSON: the public place of each closing that stands in its topic.
+        dead_letters: as in `Counted`.
+    """
+
+    closings: PCollection[bytes]
     dead_letters: PCollection[bytes]
 
 
@@ -113,8 +125,9 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
         values = value_rule or ValueRule(Decimal(1), spec.lower, spec.clip)
         source = EventFormat("json", key_field, value_field, unit_field, time_field, None, values)
         declared = ticks if isinstance(ticks, int) else None
+        self._stream: Final = StreamRef(spec, ledger, key)
         self._counting: Final = Counting(
-            StreamRef(spec, ledger, key),
+            self._stream,
             rule,
             source,
             other,
@@ -128,32 +141,35 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
 
     def expand(self, events: PCollection[Any]) -> Counted:
         """See the class. Raises InvalidParameter for accumulating panes."""
-        refuse_accumulating(events)
         counting = self._counting
-        if counting.ticks is not None and not events.is_bounded:
-            raise InvalidParameter("closing", "file", "event-time: this input never ends")
-        checked = (
-            events
-            | "AllInOne" >> everywhere()
-            | "Check" >> beam.ParDo(CheckElements(counting)).with_outputs(DEAD_LETTERS, main="parts")
-        )
-        ends = self._ended(events.pipeline) | "EndTicks" >> beam.ParDo(EndTicks(counting))
-        parts = (checked.parts, ends) | "WithEnds" >> beam.Flatten()
-        releasing = Releasing(counting.stream, counting.rule, counting.buckets or 1, sink=self._sink)
-        releases = parts | "Release" >> ReleaseParts(counting, releasing, 1, self._folder)
-        return Counted(releases, checked[DEAD_LETTERS])
+        parts, letters = checked_parts(events, counting, self._ends)
+        releasing = Releasing(self._stream, counting.rule, counting.buckets or 1, sink=self._sink)
+        step = (ReleaseLive if counting.ticks is None else ReleaseRange)(releasing)
+        return Counted(parts | "Release" >> CloseParts(counting, step, 1, self._folder), letters)
 
-    def _ended(self, pipeline: beam.Pipeline) -> Any:
+    def sealed(self, topic: ClosingsTopic, keys: KeyRef | None = None) -> SealedClosings:
+        """The same counting without the release step: closings for `evertally release`.
+
+        The stream is opened, and paid for at the first call, on this host. Its workers then see neither the
+        ledger nor the key file, only keys of aggregation, which are written beside the key file here.
+
+        Args:
+            topic: where the closings go; the releaser's configuration has `kafka.closing_sources = 1`.
+            keys: where workers find the keys of aggregation; None for the path they are written to.
+
+        Raises InvalidParameter for the closing rule "file" and for a sink, which is the releaser's.
+        """
         counting = self._counting
         if counting.ticks is not None:
-            return PBegin(pipeline) | "Ticks" >> DeclaredTicks(counting.ticks)
-        if self._ends is not None:
-            return self._ends
-        return PBegin(pipeline) | "Clock" >> TickClock(counting.stream, counting.rule)
+            raise InvalidParameter("closing", "file", "event-time where closings go to a releaser")
+        if self._sink is not None:
+            raise InvalidParameter("sink", "a sink", "none: the releaser publishes")
+        stream = aggregation_of(self._stream, topic, keys)
+        return SealedClosings(replace(counting, stream=stream), stream, self._ends, self._folder)
 
     def display_data(self) -> dict[str, DisplayDataItem]:
         """The stream's public parameters."""
-        spec = self._counting.stream.spec
+        spec = self._stream.spec
         return {
             "stream": DisplayDataItem(spec.name, label="Stream"),
             "keys": DisplayDataItem(len(spec.keys), label="Declared keys"),
@@ -176,71 +192,22 @@ class ContinualCount(ContinualSum):
         super().__init__(spec, ledger, key, value_field=None, **options)
 
 
-class ReleaseParts(beam.PTransform[Any, Any]):
-    """Keyed sealed parts of ticks to releases: the back half of every job, whatever its input is."""
+class SealedClosings(beam.PTransform[PCollection[Any], Closed]):
+    """Events to sealed closings in their topic; made by `ContinualSum.sealed`."""
 
-    def __init__(self, counting: Counting, releasing: Releasing, sources: int, folder: str | None) -> None:
+    def __init__(self, counting: Counting, stream: AggregationRef, ends: Any, folder: str | None) -> None:
         super().__init__()
-        self._counting = counting
-        self._releasing = releasing
-        self._sources = sources
-        self._folder = folder
+        self._counting: Final = counting
+        self._stream: Final = stream
+        self._ends: Final = ends
+        self._folder: Final = folder
 
-    def expand(self, parts: PCollection[Any]) -> PCollection[bytes]:
-        """See the class."""
+    def expand(self, events: PCollection[Any]) -> Closed:
+        """See the class. Raises InvalidParameter for accumulating panes."""
         counting = self._counting
-        live = counting.ticks is None
-        counted = self._releasing.partitions is not None
-        if counting.buckets:
-            spec = counting.stream.spec
-            bound = UnitBound(spec.participations, spec.min_separation, spec.per_tick)
-            assert self._folder is not None
-            step = (BoundLive if live else BoundRange)(
-                counting, bound, self._folder, self._sources, counted=counted
-            )
-            parts = parts | "ByUnit" >> _InTicks(counting, counted=counted) | "Bound" >> beam.ParDo(step)
-        closed = parts | "ByShard" >> _InTicks(counting, counted=counted)
-        releasing = self._releasing
-        released: PCollection[bytes] = closed | "Close" >> beam.ParDo(
-            (ReleaseLive if live else ReleaseRange)(releasing)
-        )
-        return released
-
-
-class _InTicks(beam.PTransform[Any, Any]):
-    """Sums parts of each tick and destination; the destination with its sealed sums is left.
-
-    Live: one sum for each pane of a tick's window. Declared range: all ticks together, after the last event.
-    A source that counts what it sends has summed its parts, and they need no window: the step behind knows by
-    their counts when a tick is whole, and waits for no watermark.
-    """
-
-    def __init__(self, counting: Counting, *, counted: bool) -> None:
-        super().__init__()
-        self._counting = counting
-        self._counted = counted
-
-    def expand(self, parts: PCollection[Any]) -> Any:
-        """See the class."""
-        counting = self._counting
-        typed = parts | "Typed" >> beam.Map(_same).with_output_types(tuple[tuple[int, int], bytes])
-        if self._counted:
-            return typed | "Place" >> beam.Map(_place).with_output_types(tuple[int, bytes])
-        if counting.ticks is None:
-            typed = typed | "Tick" >> tick_windows(counting.rule)
-        summed = typed | "Sum" >> beam.CombinePerKey(AddParts(counting.stream))
-        placed = summed | "Place" >> beam.Map(_place).with_output_types(tuple[int, bytes])
-        if counting.ticks is not None:
-            return placed | "All" >> beam.GroupByKey()
-        return placed | "AllTicks" >> everywhere()
-
-
-def _same(keyed: tuple[tuple[int, int], bytes]) -> tuple[tuple[int, int], bytes]:
-    return keyed
-
-
-def _place(keyed: tuple[tuple[int, int], bytes]) -> tuple[int, bytes]:
-    return keyed[0][0], keyed[1]
+        parts, letters = checked_parts(events, counting, self._ends)
+        step = CloseTicks(Closing(self._stream, counting.rule, counting.buckets or 1))
+        return Closed(parts | "Seal" >> CloseParts(counting, step, 1, self._folder), letters)
 
 
 def _check(

@@ -36,8 +36,18 @@ def beam(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", help="Where workers find the key file: a path, or secret:NAME."),
+        typer.Option(
+            "--key",
+            help="Where workers find the key file (--closings: the aggregation keys): a path, or secret:NAME.",
+        ),
     ] = None,
+    closings: Annotated[
+        bool,
+        typer.Option(
+            "--closings",
+            help="Write sealed closings for `evertally release`; workers get neither ledger nor key file.",
+        ),
+    ] = False,
     buckets: Annotated[
         int, typer.Option("--buckets", min=1, max=1024, help="Bounding steps that share the privacy units.")
     ] = 4,
@@ -54,6 +64,8 @@ def beam(
 ) -> None:
     """Count a Kafka topic with Apache Beam: build the job, run it, wait for its end.
 
+    The job releases by itself, or with --closings leaves that to `evertally release` beside it.
+
     Ticks are seconds of UTC and close by the workers' clocks. A job that was killed goes on from the
     ledger when this command is given again. No key and no password goes into the job.
     """
@@ -65,6 +77,7 @@ def beam(
     words = [f"--runner={runner}", f"--evertally_config={config}", f"--evertally_buckets={buckets}"]
     words += [] if start_from is None else [f"--evertally_from={start_from}"]
     words += [] if key is None else [f"--evertally_key={key}"]
+    words += ["--evertally_closings"] if closings else []
     words += [] if metrics_listen is None else [f"--evertally_metrics_listen={metrics_listen}"]
     if prism_location is not None:
         words += [f"--prism_location={prism_location}", "--environment_type=LOOPBACK"]

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.events import EventColumns, Refusal
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
 from evertally.pipelines.flink.messages import ARRIVAL, NO_ROWS, Letter, Message
 from evertally.pipelines.flink.parameters import JobParameters
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.bounding import UnitBound
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.sealed_records import StreamSealer

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from evertally.errors import InvalidParameter, ServiceUnavailable
-from evertally.pipelines.flink.aggregation_keys import AggregationKeys
+from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.flink.distribution import environment, fetch_connector, flink_home
 from evertally.pipelines.flink.parameters import check_supported
 from evertally.pipelines.flink.rest import FlinkRest
@@ -99,7 +99,7 @@ def submit(config_path: Path, config: WorkerConfig, cluster: Cluster, start: Sta
         raise InvalidParameter("--jobmanager", f"job {running[0]} runs", "a stream without a running job")
     context = _open(config, start)
     try:
-        keys_path = start.keys_path or config.key_file.with_name(config.key_file.name + ".aggregation")
+        keys_path = start.keys_path or AggregationKeys.beside(config.key_file)
         AggregationKeys.derive(context.key_file, context.opened).write(keys_path)
         fields = {
             "config": str(config_path.resolve()),

@@ -1,7 +1,7 @@
-"""The keys that aggregation needs, apart from the key file: a Flink worker holds no noise key.
+"""The keys that aggregation needs, apart from the key file: an engine's worker holds no noise key.
 
-`evertally flink submit` derives them from the key file and writes them for the workers, mode 0600. Who
-reads them can open closings and recognise units, but cannot draw noise.
+Whoever starts a job derives them from the key file and writes them for the workers, mode 0600. Who reads
+them can open closings and recognise units, but cannot draw noise.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class AggregationKeys:
         place = (opened.name, opened.stream_id, opened.incarnation)
         keys = [key_file.derive(label, *place) for label in ("closing", "unit", "dead-letter")]
         return cls(opened.stream_id, opened.incarnation, *keys)
+
+    @staticmethod
+    def beside(key_file: Path) -> Path:
+        """Where they are written unless another place is said."""
+        return key_file.with_name(key_file.name + ".aggregation")
 
     @classmethod
     def open(cls, path: Path) -> Self:
