@@ -113,6 +113,7 @@ def account(
         InvalidParameter: a value is out of its range, or a bound does not apply to this mechanism.
         UnsupportedMechanism: no valid bound is known for the combination.
 
+    >>> from evertally.accountants import BallsInBins, Identity
     >>> mechanism = account(Identity(), BallsInBins(batches=1000, epochs=1), 1.0)
     >>> bound = mechanism.epsilon(delta=1e-5)
     >>> 0 < bound.lower <= bound.value < 0.2, bound.source

@@ -47,6 +47,7 @@ def calibrate_noise_multiplier(
         UnsupportedMechanism: no valid bound is known for the combination, or the bounds asked for cannot
             reach the target.
 
+    >>> from evertally.accountants import BallsInBins, Identity
     >>> scheme = BallsInBins(batches=1000, epochs=1)
     >>> found = calibrate_noise_multiplier(Identity(), scheme, epsilon=8.0, delta=1e-5)
     >>> round(found.value, 3)

@@ -31,7 +31,7 @@ class RunningCounter:
     >>> counter = RunningCounter(Rational.preset("W32"), mu=1.0, clip=1, key=key)
     >>> counter.add(3)
     >>> counter.close_tick()
-    Release(t=1, value=4, standard_error='2.10625')
+    Release(t=1, value=6, standard_error='2.10632')
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def clip_l2(vector: Sequence[int], clip: int) -> tuple[int, ...]:
     with ||x|| rounded up, so the result's norm is never above the clip.
 
     >>> clip_l2([3, 4], 5), clip_l2([30, -40], 5)
-    ((3, 4), (2, -3))
+    ((3, 4), (3, -4))
     """
     limit = positive_integer("clip", clip)
     if any(isinstance(x, bool) or not isinstance(x, int) for x in vector):
