@@ -22,10 +22,10 @@ from evertally.accountants.budget import (
     schema,
     streams,
 )
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend, check_version, require_durable
 from evertally.accountants.budget.store import SqlLedger
-from evertally.errors import BudgetExceeded, EvertallyError, IntegrityError
+from evertally.errors import BudgetExceeded, EvertallyError, IntegrityError, InvalidParameter
 
 SCOPE = Scope("s", "event", "add-remove", "4", "1e-6")
 
@@ -200,6 +200,29 @@ def test_waiting_requests_share_one_durable_transaction(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_stored_row_that_cannot_be_read_is_a_damaged_ledger(tmp_path: Path) -> None:
+    """Whatever error it leads to, and whether it is met while reading or while writing."""
+    store, _ = counting_store(tmp_path)
+    for error in (KeyError(1), AttributeError("x"), OverflowError(), TypeError("x"), ValueError("x")):
+
+        def work(tx: Transaction, error: Exception = error) -> int:
+            raise error
+
+        with pytest.raises(IntegrityError, match=f"cannot be read: {type(error).__name__}"):
+            store._writer.run(work)
+        with pytest.raises(IntegrityError, match=f"cannot be read: {type(error).__name__}"):
+            store._read(work)
+    store.close()
+
+
+def test_stored_bytes_are_never_made_from_a_number() -> None:
+    """`bytes(2**40)` is a terabyte of zeros."""
+    assert (blob(b"ab"), blob(memoryview(b"ab"))) == (b"ab", b"ab")
+    for other in (2**40, "ab", None, [1, 2]):
+        with pytest.raises(TypeError):
+            blob(other)
+
+
 def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
     store, backend = counting_store(tmp_path)
     backend.gate = threading.Event()
@@ -209,12 +232,12 @@ def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
         def work(tx: Transaction) -> int:
             tx.run("INSERT INTO meta (name, value) VALUES (?, 'x')", f"job{i}")
             if i % 3 == 2:
-                raise KeyError(i)
+                raise InvalidParameter("job", i, "another one")
             return i
 
         try:
             results[i] = store._writer.run(work)
-        except KeyError as error:
+        except InvalidParameter as error:
             results[i] = error
 
     threads = in_threads(12, client)
@@ -227,7 +250,7 @@ def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
         row[0] for row in backend.read(lambda tx: tx.rows("SELECT name FROM meta WHERE name LIKE 'job%'"))
     }
     assert kept == {f"job{i}" for i in range(12) if i % 3 != 2}
-    assert all(results[i] == i if i % 3 != 2 else isinstance(results[i], KeyError) for i in range(12))
+    assert all(results[i] == i if i % 3 != 2 else isinstance(results[i], InvalidParameter) for i in range(12))
     store.close()
 
 

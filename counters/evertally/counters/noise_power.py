@@ -50,7 +50,7 @@ class CoefficientPowerTrack:
 
     def step(self) -> float:
         """Advance one tick; coefficients are asked for in blocks that double."""
-        if self._t == len(self._coefficients):
+        if self._t >= len(self._coefficients):
             wanted = max(_FIRST_COEFFICIENTS, 2 * self._t)
             if self._factorization.horizon is not None:
                 wanted = max(self._t + 1, min(wanted, self._factorization.horizon))
@@ -64,14 +64,17 @@ class CoefficientPowerTrack:
         return struct.pack(">d", self._power)
 
     def load(self, state: bytes, t: int) -> None:
-        """Continue after tick t."""
+        """Continue after tick t; coefficients are computed at the next step."""
         if len(state) != 8:
             raise IntegrityError("a noise power state has the wrong length")
+        horizon = self._factorization.horizon
+        if horizon is not None and t > horizon:
+            raise IntegrityError("a noise power state lies past the mechanism's horizon")
         (self._power,) = struct.unpack(">d", state)
         if not (math.isfinite(self._power) and self._power >= 0.0):
             raise IntegrityError("a noise power state is not a finite number")
         self._t = t
-        self._coefficients = np.empty(0) if t == 0 else self._factorization.noise_coefficients(t)
+        self._coefficients = np.empty(0)
 
 
 @singledispatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def draw_comparison(contenders: Sequence[Contender], last: int, path: Path) -> N
         from matplotlib.figure import Figure  # noqa: PLC0415 - as above
     except ImportError:
         raise InvalidParameter("plot", "no matplotlib", "pip install 'evertally[plots]'") from None
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise InvalidParameter("plot", str(path), "a path in an existing folder")
     by_key = {contender.key: contender for contender in contenders}
     figure = Figure(figsize=(18, 9), dpi=100, layout="constrained")

@@ -6,6 +6,7 @@ Every path in it is relative to the file's own folder. docs/reference-config.md 
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -110,7 +111,7 @@ def _check_horizon(spec: StreamSpec, ticks: TickGrid, ledger: Path, mistakes: Mi
     paid = spec.grid.slack_horizon
     if ticks.ticks <= paid:
         return
-    if ledger.is_file():
+    if os.path.isfile(ledger):  # False for a name that no file can have, too
         store = open_ledger(ledger, create=False)
         try:
             opened = store.find_stream(spec.name)
@@ -153,5 +154,5 @@ def _check_distinct(paths: tuple[Path | None, ...], mistakes: Mistakes) -> None:
         if taken is not None:
             mistakes.add(name, str(path), f"another file than {taken}")
         seen.update(dict.fromkeys(marks, name))
-        if name != "source.path" and not real.parent.is_dir():
+        if name != "source.path" and not os.path.isdir(real.parent):
             mistakes.add(name, str(path), "a path in an existing folder")

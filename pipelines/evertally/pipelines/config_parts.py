@@ -114,7 +114,7 @@ def read_source(
     path = source.text("path", 'a file, or "-" for standard input')
     if path is not None and path != "-":
         path = str(folder / path)
-        if not os.access(path, os.R_OK) or Path(path).is_dir():
+        if not os.access(path, os.R_OK) or os.path.isdir(path):
             mistakes.add("source.path", path, "a readable file")
     suffix = "" if path is None else Path(path.removesuffix(".gz")).suffix
     written = source.choice("format", _FORMATS, "")

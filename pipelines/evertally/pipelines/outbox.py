@@ -114,7 +114,7 @@ def _reserved(path: Path) -> Iterator[IO[bytes] | None]:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):
             raise InvalidParameter("output.releases", str(path), "a file in an existing folder") from None
         yield None
         return

@@ -5,6 +5,7 @@ Everything drawn comes from public releases; drawing is post-processing and cost
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
         fontsize=14,
         color=_INK,
     )
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise InvalidParameter("out", str(path), "a path in an existing folder")
     try:
         with warnings.catch_warnings():

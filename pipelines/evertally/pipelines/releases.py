@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
 
 STREAM_SCHEMA: Final = "evertally.stream/1"
 RELEASE_SCHEMA: Final = "evertally.release/1"
+_DOUBLE_MAX: Final = int(sys.float_info.max)
 
 
 class SelectionLoss(NamedTuple):
@@ -122,16 +124,15 @@ class StreamHeader:
         """Read a header line back. Raises InvalidParameter where it is not one."""
         fields = _object(line, STREAM_SCHEMA)
         try:
-            names = [name for name in cls.__slots__ if name not in ("keys", "start_ms", "selection")]
             selection = fields.get("selection")
             return cls(
-                keys=tuple(fields["keys"]),
+                keys=tuple(_typed(str, key) for key in _typed(list, fields["keys"])),
                 start_ms=parse_ms(fields["start"]),
                 selection=None if selection is None else SelectionLoss(**selection),
-                **{name: fields[name] for name in names},
+                **{name: _typed(kind, fields[name]) for name, kind in _HEADER_FIELDS.items()},
             )
         except (KeyError, TypeError, ValueError):
-            raise InvalidParameter("releases", "a header with missing fields", STREAM_SCHEMA) from None
+            raise InvalidParameter("releases", "a header with other fields", STREAM_SCHEMA) from None
 
 
 class Release(NamedTuple):
@@ -160,17 +161,17 @@ class Release(NamedTuple):
         fields = _object(line, RELEASE_SCHEMA)
         try:
             return cls(
-                fields["stream"],
-                fields["key"],
-                fields["incarnation"],
-                fields["t"],
+                _typed(str, fields["stream"]),
+                _typed(str, fields["key"]),
+                _typed(int, fields["incarnation"]),
+                _typed(int, fields["t"]),
                 parse_ms(fields["tick_end"]),
-                fields["value"],
-                float(fields["stderr"]),
-                fields["mechanism"],
+                _typed(int, fields["value"]),
+                _typed(float, fields["stderr"]),
+                _typed(str, fields["mechanism"]),
             )
         except (KeyError, TypeError, ValueError):
-            raise InvalidParameter("releases", "a line with missing fields", RELEASE_SCHEMA) from None
+            raise InvalidParameter("releases", "a line with other fields", RELEASE_SCHEMA) from None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -202,6 +203,23 @@ def _releases(path: Path) -> Iterator[Release]:
                 yield Release.decode(line)
             except InvalidParameter as error:
                 raise IntegrityError(f"{path}, line {number}: {error}") from None
+
+
+_HEADER_FIELDS: Final[dict[str, type]] = {
+    **dict.fromkeys(("stream", "mechanism", "unit", "adjacency"), str),
+    **dict.fromkeys(("incarnation", "tick_ms", "clip", "lower", "participations", "min_separation"), int),
+    **dict.fromkeys(("per_tick", "slack_horizon"), int),
+    **dict.fromkeys(("mu", "epsilon", "delta", "sigma"), float),
+}
+
+
+def _typed(kind: type, value: Any) -> Any:
+    """A field of its one type; an integer is a number, too. Raises TypeError for any other."""
+    if type(value) is kind:
+        return value
+    if kind is float and type(value) is int and -_DOUBLE_MAX <= value <= _DOUBLE_MAX:
+        return float(value)
+    raise TypeError(kind.__name__)
 
 
 def _object(line: bytes, schema: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from evertally.accountants.budget.charges import ChargeRequest, Cost
 from evertally.accountants.budget.records import Receipt
 from evertally.accountants.budget.scope_book import ScopeRow, admit, append, read_scope
 from evertally.accountants.budget.scopes import Caps
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import Fenced, InvalidParameter
 
 __all__ = [
@@ -157,11 +157,11 @@ def _answered(tx: Transaction, request: ChargeRequest, digest: bytes) -> Receipt
     )
     if not found:
         return None
-    if bytes(found[0][0]) != digest:
+    if blob(found[0][0]) != digest:
         raise InvalidParameter(
             "idempotency_key", request.idempotency_key, "a new key: this one was used for another request"
         )
-    body = bytes(found[0][1])
+    body = blob(found[0][1])
     said = json.loads(body)
     return Receipt(
         said["charge_id"],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from evertally.accountants.budget.chain import check_row, seal_row
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 
 __all__ = ["ChargeState", "due", "insert", "read", "read_all", "seal_all", "update"]
 
@@ -97,7 +97,7 @@ def seal_all(tx: Transaction, key: bytes) -> None:
 
 def _checked(key: bytes, row: tuple[Any, ...]) -> ChargeState:
     state = ChargeState(*row[:-1])
-    check_row(key, b"charge-state", bytes(row[-1] or b""), f"charge {state.charge_id}", *_fields(state))
+    check_row(key, b"charge-state", blob(row[-1] or b""), f"charge {state.charge_id}", *_fields(state))
     return state
 
 

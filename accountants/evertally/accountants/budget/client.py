@@ -291,7 +291,7 @@ def _is_training(body: object) -> bool:
 
 def _retry_after_s(answer: httpx.Response) -> float:
     told = answer.headers.get("Retry-After", "")
-    return float(told) if told.isdigit() and len(told) < 6 else 0.0
+    return float(told) if told.isascii() and told.isdigit() and len(told) < 6 else 0.0
 
 
 def _object(answer: httpx.Response) -> Any:

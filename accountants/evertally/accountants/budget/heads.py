@@ -8,7 +8,7 @@ from typing import Final
 from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.chain import check_row, link, seal_row, sealed_digest
 from evertally.accountants.budget.records import Head, OpenedStream, ShardRef
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import Fenced, IntegrityError, InvalidParameter
 from evertally.validation import integer
 
@@ -49,17 +49,17 @@ def read_head(tx: Transaction, key: bytes, pk: int, shard: ShardRef) -> HeadRow:
     if not found:
         raise InvalidParameter("shard", shard.shard, f"a shard of stream {shard.stream}")
     t, epoch, sealed, chain, published_t, mark, folded_t, folded_chain, mac, holder = found[0]
-    sealed = None if sealed is None else bytes(sealed)
+    sealed = None if sealed is None else blob(sealed)
     row = HeadRow(
-        Head(t, epoch, sealed, bytes(chain), published_t, mark, folded_t), bytes(folded_chain), holder
+        Head(t, epoch, sealed, blob(chain), published_t, mark, folded_t), blob(folded_chain), holder
     )
-    check_row(key, b"head", bytes(mac), shard_words(shard), *_head_fields(shard, row))
+    check_row(key, b"head", blob(mac), shard_words(shard), *_head_fields(shard, row))
     last = tx.rows(
         "SELECT t, chain FROM tick WHERE incarnation_pk = ? AND shard = ? ORDER BY t DESC LIMIT 1",
         pk,
         shard.shard,
     )
-    if (last[0][0], bytes(last[0][1])) != (t, row.head.chain) if last else t != folded_t:
+    if (last[0][0], blob(last[0][1])) != (t, row.head.chain) if last else t != folded_t:
         raise IntegrityError(f"{shard_words(shard)} lost rows at its end")
     return row
 

@@ -45,7 +45,7 @@ def open_ledger(
             raise InvalidParameter("ledger.key_file", key_file, "the chain key's file of a PostgreSQL ledger")
         return SqlLedger(PostgresBackend(text), POSTGRES_DIALECT, _chain_key(Path(key_file), create=create))
     path = Path(location)
-    exists = path.exists() and path.stat().st_size > 0
+    exists = os.path.exists(path) and path.stat().st_size > 0  # no name is too long to be asked about
     if not exists and not create:
         raise InvalidParameter("ledger", text, "an existing ledger")
     key_path = Path(key_file) if key_file is not None else path.with_name(path.name + KEY_SUFFIX)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from evertally.accountants.budget.chain import link, tick_bytes
 from evertally.accountants.budget.heads import HeadRow, read_head, require_current, shard_words, write_head
 from evertally.accountants.budget.records import Head, OpenedStream, ReleaseRow, ShardRef
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
 from evertally.validation import integer
 
@@ -141,7 +141,7 @@ def chain_at(tx: Transaction, key: bytes, pk: int, shard: ShardRef, t: int) -> b
             "is folded" if t < row.head.folded_t else "is not in the ledger: what is public is ahead of it"
         )
         raise IntegrityError(f"tick {t} of {shard_words(shard)} {where}")
-    return bytes(found[0][0])
+    return blob(found[0][0])
 
 
 def fold(tx: Transaction, key: bytes, pk: int, shard: ShardRef, epoch: int, through_t: int) -> int:

@@ -11,7 +11,7 @@ from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.chain import check_row, link, seal_row
 from evertally.accountants.budget.records import ChargeRow
 from evertally.accountants.budget.scopes import Caps, Scope, ScopeStatus
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import BudgetExceeded, IntegrityError, InvalidParameter
 
 __all__ = [
@@ -158,9 +158,9 @@ def row_bytes(row: ChargeRow) -> bytes:
 
 def _scope_row(key: bytes, row: tuple[Any, ...]) -> ScopeRow:
     scope_id, name, definition, *amounts, seq, chain, mac = row
-    check_row(key, b"scope", bytes(mac), f"scope {name}", definition, *amounts, seq, bytes(chain))
+    check_row(key, b"scope", blob(mac), f"scope {name}", definition, *amounts, seq, blob(chain))
     caps, spent = Caps(*amounts[:3]), Caps(*amounts[3:])
-    return ScopeRow(scope_id, definition, _scope_of(definition), caps, spent, seq, bytes(chain))
+    return ScopeRow(scope_id, definition, _scope_of(definition), caps, spent, seq, blob(chain))
 
 
 @lru_cache(maxsize=4096)

@@ -15,12 +15,13 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from evertally.errors import EvertallyError, IntegrityError, ServiceUnavailable
 
-__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer", "read_stored"]
+__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer", "blob", "read_stored"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 BATCH_MAX: Final = 256
 RETRIES_MAX: Final = 8
+_UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Transaction(Protocol):
@@ -96,10 +97,22 @@ def read_stored(backend: Backend, work: Callable[[Transaction], T]) -> T:
     """Run work in a read-only snapshot; a stored row that cannot be read is an IntegrityError."""
     try:
         return backend.read(work)
-    except EvertallyError:
-        raise
-    except (ValueError, TypeError, KeyError) as error:
-        raise IntegrityError(f"a stored row cannot be read: {type(error).__name__}") from None
+    except Exception as error:
+        raise _declared(error) from None
+
+
+def blob(value: object) -> bytes:
+    """Stored bytes. Raises TypeError for any other type: `bytes(n)` of an integer would be n zeros."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError("stored bytes are of another type")
+
+
+def _declared(error: Exception) -> Exception:
+    """The error for callers: what a row of other types and texts than ours leads to is a damaged ledger."""
+    if isinstance(error, EvertallyError) or not isinstance(error, _UNREADABLE):
+        return error
+    return IntegrityError(f"a stored row cannot be read: {type(error).__name__}")
 
 
 class _Job(Generic[T]):
@@ -245,7 +258,7 @@ def _attempt(transaction: Transaction, job: _Job[Any], *, alone: bool) -> None:
     except StorageError:
         raise
     except Exception as error:
-        job.error = error
+        job.error = _declared(error)
         transaction.memo.clear()
         if not alone:
             transaction.run("ROLLBACK TO SAVEPOINT job")

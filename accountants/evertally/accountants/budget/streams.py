@@ -12,7 +12,7 @@ from evertally.accountants.budget.canonical import canonical_json, name, plain_j
 from evertally.accountants.budget.chain import check_row, seal_row
 from evertally.accountants.budget.heads import insert_head
 from evertally.accountants.budget.records import OpenedStream, StreamRecord
-from evertally.accountants.budget.sql import Transaction
+from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.validation import positive_integer
 
@@ -138,13 +138,13 @@ def read_stream(
     keys = tx.rows(
         "SELECT key_name, key_index FROM incarnation_key WHERE incarnation_pk = ? ORDER BY position", pk
     )
-    if hashlib.sha256(descriptor.encode()).digest() != bytes(digest):
+    if hashlib.sha256(descriptor.encode()).digest() != blob(digest):
         raise IntegrityError(f"descriptor of stream {stream} was altered outside the ledger")
     opened = OpenedStream(
-        *(stream, number, bytes(stream_id), tuple(k for k, _ in keys), tuple(i for _, i in keys)),
+        *(stream, number, blob(stream_id), tuple(k for k, _ in keys), tuple(i for _, i in keys)),
         *(shards, json.loads(descriptor), scope, charge_id),
     )
-    if bytes(mac) != _stream_mac(key, opened):
+    if blob(mac) != _stream_mac(key, opened):
         raise IntegrityError(f"stream {stream} was altered outside the ledger")
     horizons = read_horizons(tx, key, pk, opened)
     return pk, replace(opened, slack_horizon=horizons[-1] if horizons else None)
@@ -178,7 +178,7 @@ def read_horizons(tx: Transaction, key: bytes, pk: int, opened: OpenedStream) ->
         "SELECT number, slack_horizon, mac FROM horizon WHERE incarnation_pk = ? ORDER BY number", pk
     ):
         what = f"a horizon of stream {opened.name}"
-        check_row(key, b"horizon", bytes(mac), what, *_horizon_fields(opened, number, slack_horizon))
+        check_row(key, b"horizon", blob(mac), what, *_horizon_fields(opened, number, slack_horizon))
         if number != len(horizons) or slack_horizon <= (horizons[-1] if horizons else 0):
             raise IntegrityError(f"the horizons of stream {opened.name} do not follow each other")
         horizons.append(slack_horizon)

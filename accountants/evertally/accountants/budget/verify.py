@@ -20,7 +20,7 @@ from evertally.accountants.budget.lines import CounterLine
 from evertally.accountants.budget.records import OpenedStream, VerifyReport
 from evertally.accountants.budget.replay import Replay
 from evertally.accountants.budget.scope_book import charge_rows, read_scope, row_bytes
-from evertally.accountants.budget.sql import Backend, Transaction, read_stored
+from evertally.accountants.budget.sql import Backend, Transaction, blob, read_stored
 from evertally.errors import IntegrityError
 
 __all__ = ["verify_ledger"]
@@ -158,7 +158,7 @@ def _shard(tx: Transaction, key: bytes, pk: int, opened: OpenedStream, shard: in
             if columns[0] != keys:
                 return count, [f"{what}: tick {tick} has not one row for each key"]
             chain = link(key, b"tick", chain, tick_bytes(tick, *columns))
-            if bytes(links.get(tick, b"")) != chain:
+            if blob(links.get(tick, b"")) != chain:
                 return count, [f"{what}: the rows of tick {tick} were altered"]
             count += len(keys)
         t = last

@@ -151,7 +151,10 @@ class PartSealer:
             raise IntegrityError(
                 "sealed bytes of a step do not open: another key file, stream, or damage"
             ) from None
-        return framed[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(framed)[0]]
+        end = _LENGTH.size + (_LENGTH.unpack_from(framed)[0] if len(framed) >= _LENGTH.size else 0)
+        if len(framed) < end:
+            raise IntegrityError("sealed bytes of a step are cut short")
+        return framed[_LENGTH.size : end]
 
     def _associated(self, what: bytes) -> bytes:
         return b"evertally/1/beam/" + what + b"/" + self._stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,7 +80,7 @@ def _declares_worker(path: Path) -> bool:
 def _check_key_file(path: Path) -> None:
     from evertally.pipelines.keyfile import KeyFile
 
-    if path.exists():
+    if os.path.exists(path):
         KeyFile.open(path)
 
 

@@ -22,6 +22,7 @@ NO_ROWS: Final[IntArray] = np.empty((1, 0), np.int64)
 """Rows of a message that only carries dead letters, or only makes a lane known."""
 _HEAD: Final = struct.Struct(">iIII")
 _LETTER: Final = struct.Struct(">II")
+_DAMAGED: Final = "a message between the job's operators is damaged"
 
 
 class Letter(NamedTuple):
@@ -53,26 +54,31 @@ class Message(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
-        """The inverse of `encode`.
+        """The inverse of `encode`. Raises IntegrityError for other bytes.
 
         >>> rows = np.array([[0, 0], [1, 2], [5, 7]])
         >>> Message.decode(Message(3, [Letter(1, b"{}")], rows).encode()).rows.tolist()
         [[0, 0], [1, 2], [5, 7]]
         """
-        lane, count, size, columns = _HEAD.unpack_from(data)
-        at, letters = _HEAD.size, []
-        for _ in range(count):
-            partition, length = _LETTER.unpack_from(data, at)
-            at += _LETTER.size
-            letters.append(Letter(partition, data[at : at + length]))
-            at += length
-        if at != _HEAD.size + size:
-            raise IntegrityError("a message between the job's operators is damaged")
-        rows = np.frombuffer(data, "<i8", offset=at).astype(np.int64).reshape(columns, -1)
+        try:
+            lane, count, size, columns = _HEAD.unpack_from(data)
+            at, letters = _HEAD.size, []
+            for _ in range(count):
+                partition, length = _LETTER.unpack_from(data, at)
+                at += _LETTER.size
+                letters.append(Letter(partition, data[at : at + length]))
+                at += length
+            if at != _HEAD.size + size:
+                raise IntegrityError(_DAMAGED)
+            rows = np.frombuffer(data, "<i8", offset=at).astype(np.int64).reshape(columns, -1)
+        except (struct.error, ValueError):
+            raise IntegrityError(_DAMAGED) from None
         return cls(lane, letters, rows)
 
 
 def lane_of(data: bytes) -> int:
-    """The lane of an encoded message."""
+    """The lane of an encoded message. Raises IntegrityError for bytes that are none."""
+    if len(data) < _HEAD.size:
+        raise IntegrityError(_DAMAGED)
     lane: int = _HEAD.unpack_from(data)[0]
     return lane

@@ -22,7 +22,7 @@ class FlinkRest:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not (port.isascii() and port.isdigit()):
             raise InvalidParameter("--jobmanager", address, "host:port of the JobManager's REST interface")
         self._base: Final = f"http://{address}"
 

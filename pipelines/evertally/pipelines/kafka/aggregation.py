@@ -7,6 +7,7 @@ group's committed offset, so that a new owner goes on where the old one stopped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, Self
@@ -22,6 +23,8 @@ from evertally.pipelines.kafka.sums import encode_sums
 __all__ = ["Accumulator", "OpenTick", "PartitionTally", "ShardSums", "TickRule", "positions_of"]
 
 IntArray = NDArray[np.int64]
+
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,9 @@ class OpenTick:
     def decode(cls, text: str) -> Self:
         """Read it back. Raises IntegrityError for text that is not ours."""
         words = text.split(" ")
-        if len(words) == 4 and words[0] == "evertally/1" and words[2].isdigit() and words[3].isdigit():
-            return cls(words[1], int(words[2]), int(words[3]))
+        numbers = [word for word in words[2:] if _NUMBER.fullmatch(word)]
+        if len(words) == 4 and words[0] == "evertally/1" and len(numbers) == 2:
+            return cls(words[1], int(numbers[0]), int(numbers[1]))
         raise IntegrityError("the group's committed offsets were written by another program")
 
     def within(self, life: str, incarnation: int) -> int:

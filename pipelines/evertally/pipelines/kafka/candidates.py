@@ -63,10 +63,12 @@ class CandidateCounts:
 def decode_counts(body: bytes) -> dict[str, int]:
     """Counts by key. Raises IntegrityError for other bytes."""
     try:
-        counts: dict[str, int] = json.loads(body)
-        return counts
-    except ValueError:
-        raise IntegrityError("counts of keys on a topic of the stream are cut short") from None
+        counts = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        counts = None
+    if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+        raise IntegrityError("counts of keys on a topic of the stream are cut short")
+    return counts
 
 
 def key_record(stream: str, incarnation: int, key: str, slot: str, t: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from evertally.pipelines.config_table import ConfigTable, Mistakes
@@ -19,7 +20,7 @@ def read_broker(kafka: ConfigTable, folder: Path, mistakes: Mistakes) -> Broker 
     for key in ("ca_file", "cert_file", "client_key_file"):
         text = kafka.text(key, "a PEM file", required=False)
         files[key] = None if text is None else folder / text
-        if text is not None and not (folder / text).is_file():
+        if text is not None and not os.path.isfile(folder / text):
             mistakes.add(f"kafka.{key}", text, "a readable PEM file")
     mechanism = kafka.text("sasl_mechanism", "one of " + ", ".join(SASL_MECHANISMS), required=False)
     username = kafka.text("username", "the SASL user", required=mechanism is not None)

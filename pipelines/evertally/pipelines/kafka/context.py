@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -104,7 +105,7 @@ class StreamContext:
 
 def _create(config: WorkerConfig, store: LedgerStore) -> OpenedStream:
     """Workers that start together pay once: the second one's request is a retry of the first."""
-    if not config.key_file.exists():
+    if not os.path.exists(config.key_file):
         KeyFile.open_or_create(Path(config.key_file))
     store.create_scope(config.spec.scope)
     charge = replace(config.spec.charge(), idempotency_key=f"first-{config.spec.name}")

@@ -129,7 +129,11 @@ class StreamSealer:
             raise IntegrityError(
                 "a record on a topic of the stream does not open: another key file, another place, or damage"
             ) from None
+        if len(plain) < _HEAD.size:
+            raise IntegrityError("a record on a topic of the stream is cut short")
         start, stop, size = _HEAD.unpack_from(plain)
+        if len(plain) < _HEAD.size + size:
+            raise IntegrityError("a record on a topic of the stream is cut short")
         return Piece(place, start, stop, plain[_HEAD.size : _HEAD.size + size])
 
     def _associated(self, key: bytes, partition: int) -> bytes:

@@ -151,9 +151,10 @@ class _Selector:
         try:
             plain = self._cipher.decrypt((value or b"")[:_NONCE_BYTES], (value or b"")[_NONCE_BYTES:], name)
             total, slot, size, text = _STATE.unpack(plain)
+            key = text[:size].decode("utf-8", "surrogatepass")
         except (InvalidTag, ValueError, struct.error):
             raise IntegrityError("a record of the changelog of candidates does not open") from None
-        return {text[:size].decode("utf-8", "surrogatepass"): Candidate(total, slot)}
+        return {key: Candidate(total, slot)}
 
     def __repr__(self) -> str:
         return "_Selector(<redacted>)"

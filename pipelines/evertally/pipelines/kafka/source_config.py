@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from evertally.pipelines.timestamps import load_timezone
 __all__ = ["FORMATS", "EventFormat", "read_format"]
 
 FORMATS: Final = ("json", "avro")
+_SCHEMA_ID: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def _schemas(source: ConfigTable, folder: Path, form: str, mistakes: Mistakes) -
         return {}
     schemas = {}
     for number, file in table.items():
-        if not number.isdigit() or not isinstance(file, str) or not (folder / file).is_file():
+        if not _SCHEMA_ID.fullmatch(number) or not isinstance(file, str) or not os.path.isfile(folder / file):
             mistakes.add(f"source.schemas.{number}", file, "a numeric schema id and a readable file")
         else:
             schemas[int(number)] = folder / file

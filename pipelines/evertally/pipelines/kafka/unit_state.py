@@ -52,9 +52,10 @@ class ChangelogSealer:
             return None
         try:
             plain = self._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], key)
-        except (InvalidTag, ValueError):
+            state = Contributed(*_VALUE.unpack(plain))
+        except (InvalidTag, ValueError, struct.error):
             raise IntegrityError("a record of the changelog of units does not open") from None
-        return _UNIT.unpack(key[len(self._place) :])[0], Contributed(*_VALUE.unpack(plain))
+        return _UNIT.unpack(key[len(self._place) :])[0], state
 
     def __repr__(self) -> str:
         return "ChangelogSealer(<secret>)"

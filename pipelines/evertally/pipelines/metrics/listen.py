@@ -134,7 +134,7 @@ def parse_listen(field: str, text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit() and len(port) < 6) or int(port) > 65535:
         raise InvalidParameter(field, text, "host:port, for example 127.0.0.1:9464")
     return host, int(port)
 
