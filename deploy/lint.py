@@ -53,7 +53,9 @@ def paths(*patterns: str) -> list[str]:
 
 def dockerfiles() -> None:
     """Hadolint."""
-    run(tool("hadolint"), "-c", str(HERE / ".hadolint.yaml"), *paths("images/*.Dockerfile"))
+    run(
+        tool("hadolint"), "-c", str(HERE / ".hadolint.yaml"), *paths("images/*.Dockerfile", "beam/Dockerfile")
+    )
 
 
 def compose() -> None:

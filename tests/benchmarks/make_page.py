@@ -30,6 +30,8 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "ledger_speed.py": (),
     "bench_grants.py": (),
     "bench_kafka_worker.py": (),
+    "bench_beam_prism.py": (),
+    "bench_exporter.py": (),
 }
 
 

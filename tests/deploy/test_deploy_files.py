@@ -303,17 +303,33 @@ def test_images_install_what_is_tested(lock: str, tested: str) -> None:
     assert {name: version for name, version in ours.items() if theirs.get(name) != version} == {}
 
 
-@pytest.mark.parametrize("name", ["service", "training"])
+@pytest.mark.parametrize(
+    "name", ["images/service.Dockerfile", "images/training.Dockerfile", "beam/Dockerfile"]
+)
 def test_dockerfiles_copy_what_is_there_and_end_without_root(name: str) -> None:
-    text = (DEPLOY / "images" / f"{name}.Dockerfile").read_text()
+    text = (DEPLOY / name).read_text()
     for line in re.findall(r"^COPY ((?!--).*)$", text, re.MULTILINE):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
     final = text.rpartition("\nFROM ")[2]
-    assert "USER 65532:65532" in final
-    assert final.rstrip().splitlines()[-2].startswith("ENTRYPOINT")
-    ignored = (DEPLOY / "images" / f"{name}.Dockerfile.dockerignore").read_text().splitlines()
+    assert re.search(r"^USER (65532:65532|10001)$", final, re.MULTILINE)
+    if name != "beam/Dockerfile":  # Beam's own entry point stays
+        assert final.rstrip().splitlines()[-2].startswith("ENTRYPOINT")
+    ignored = (DEPLOY / f"{name}.dockerignore").read_text().splitlines()
     assert {"*", "**/*.key", "**/*.ledger"} <= set(ignored)
+
+
+def test_every_foreign_image_has_an_exact_tag() -> None:
+    """Which digest a tag has only a registry can say; deploy/README.md tells how to pin it."""
+    files = [*DEPLOY.glob("images/*.Dockerfile"), DEPLOY / "beam" / "Dockerfile"]
+    named = re.findall(r"^ARG \w*BASE=(\S+)$", "\n".join(path.read_text() for path in files), re.MULTILINE)
+    for path in [DEPLOY / "compose" / "compose.yaml", *DEPLOY.glob("kubernetes/**/*.yaml")]:
+        named += re.findall(r"^\s*image: (\S+)$", path.read_text(), re.MULTILINE)
+    foreign = [image for image in named if not image.startswith("evertally/")]
+    assert len(foreign) > 8
+    for image in foreign:
+        tag = image.rpartition(":")[2]
+        assert re.search(r"\d", tag) or image.startswith("gcr.io/distroless/python3-debian12:"), image
 
 
 STAGE = DEPLOY / "images" / "stage_keys.py"

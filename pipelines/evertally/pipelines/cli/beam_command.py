@@ -38,7 +38,7 @@ def beam(
         str | None,
         typer.Option(
             "--key",
-            help="Where workers find the key file (--closings: the aggregation keys): a path, or secret:NAME.",
+            help="Where workers find the key file (--closings: aggregation keys): a path, or secret:NAME.",
         ),
     ] = None,
     closings: Annotated[
