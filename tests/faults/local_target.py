@@ -44,15 +44,16 @@ class LocalTarget:
         self._folder = folder
         self._chance = random.Random(seed)
         self._full = full
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.local_runs"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=(folder / "runs.log").open("w"),
-        )
+        with (folder / "runs.log").open("w") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.local_runs"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
         self._number = 0
         self._stream: _LocalStream | None = None
         self.whole = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import apsw
 import psycopg
 from tests.faults.recorded_history import LEDGER, Broken, Charged, Operation, Reread, Saw, Spent
 
-from evertally.errors import InvalidParameter
 from evertally.pipelines.releases import Release
 
 __all__ = ["FileReader", "LedgerReader"]
@@ -59,7 +58,7 @@ class LedgerReader:
 
     def _new(self, snapshot: _Snapshot) -> Iterator[Operation]:
         for pk, name, incarnation, descriptor, shard in snapshot.rows(_SHARDS):
-            mechanism = json.loads(descriptor)["mechanism"]
+            mechanism = json.loads(descriptor).get("mechanism", "")
             last = self._t[pk, shard]
             for key, t, end_ms, value, stderr in snapshot.rows(_ROWS.format(pk, shard, last)):
                 self._t[pk, shard] = t
@@ -104,10 +103,24 @@ class _Snapshot:
 
 
 class FileReader:
-    """Reads a releases file as anyone may: whole lines, again and again; each reading tells what is new."""
+    """Reads a releases file as anyone may: whole lines, again and again; each reading tells what is new.
 
-    def __init__(self, path: Path, stream: str) -> None:
+    Args:
+        path: the file.
+        stream: whose releases are in it.
+        decode: what makes a release of a line.
+        headers: lines before the first release.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        stream: str,
+        decode: Callable[[bytes], Release] = Release.decode,
+        headers: int = 1,
+    ) -> None:
         self._path, self._stream = path, stream
+        self._decode, self._headers = decode, headers
         self._seen = b""
 
     def read(self) -> list[Operation]:
@@ -117,15 +130,14 @@ class FileReader:
         again = not whole.startswith(self._seen)
         begun = b"" if again else self._seen
         self._seen = whole
-        number = begun.count(b"\n")
         found: list[Operation] = [Reread("file", self._stream)] if again else []
-        for n, line in enumerate(whole[len(begun) :].splitlines(), start=number + 1):
-            if n == 1:
-                continue  # the header
+        for number, line in enumerate(whole[len(begun) :].splitlines(), start=begun.count(b"\n")):
+            if number < self._headers:
+                continue
             try:
-                found.append(Saw("file", Release.decode(line)))
-            except InvalidParameter:
-                found.append(Broken("file", n))
+                found.append(Saw("file", self._decode(line)))
+            except ValueError:
+                found.append(Broken("file", number + 1))
         return found
 
     def reread(self) -> list[Operation]:

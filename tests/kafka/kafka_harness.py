@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import psycopg
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from evertally.accountants.budget.opening import open_ledger
@@ -83,11 +84,14 @@ class KafkaStream:
     replication: int = 1
     name: str = ""
     slots: int = 0
+    ledger: str = ""
+    worker_env: Mapping[str, str] = field(default_factory=dict)
     workers: list[WorkerProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name = self.name or "s" + secrets.token_hex(4)
         self.topic = f"{self.name}.events"
+        self.ledger = self.ledger or f"{self.name}.ledger"
         if not self.start_ms:
             tick_ms = round(self.tick_s * 1000)
             self.start_ms = time.time_ns() // 1_000_000 // tick_ms * tick_ms
@@ -134,7 +138,8 @@ epsilon = {self.epsilon}
 delta = 1e-6
 {self.privacy_extra}
 [state]
-path = "{self.name}.ledger"
+path = "{self.ledger}"
+chain_key_file = "{self.name}.ledger.chainkey"
 key_file = "{self.name}.key"
 folder = "."
 [kafka]
@@ -180,7 +185,8 @@ commit_s = 0.2
         words = ["worker", "--config", str(self.config(instance, port)), "--log-format", "json"]
         if begin is not None:
             words += ["--from", begin]
-        worker = WorkerProcess(words, port, self.folder / f"{self.name}-{instance}.log")
+        log = self.folder / f"{self.name}-{instance}.log"
+        worker = WorkerProcess(words, port, log, dict(self.worker_env))
         self.workers.append(worker)
         if ready:
             worker.wait_ready()
@@ -211,17 +217,22 @@ commit_s = 0.2
         return [record for record in found if record["schema"] == "evertally.release/1"]
 
     def ledger_rows(self) -> list[tuple[int, int, int]]:
-        """(key index, t, value) straight from the file."""
-        file = apsw.Connection(str(self.folder / f"{self.name}.ledger"), flags=apsw.SQLITE_OPEN_READONLY)
-        file.set_busy_timeout(10_000)
-        found = file.execute("SELECT key_index, t, value FROM released").fetchall()
-        file.close()
+        """(key index, t, value) straight from the tables."""
+        query = "SELECT key_index, t, value FROM released"
+        if "://" in self.ledger:
+            with psycopg.connect(self.ledger) as server:
+                found: list[Any] = server.execute(query).fetchall()
+        else:
+            file = apsw.Connection(str(self.folder / self.ledger), flags=apsw.SQLITE_OPEN_READONLY)
+            file.set_busy_timeout(10_000)
+            found = file.execute(query).fetchall()
+            file.close()
         return [(int(str(index)), int(str(t)), int(str(value))) for index, t, value in found]
 
     def noise(self, shard: int, ticks: int) -> dict[str, list[int]]:
         """The noise of every release, drawn again from the key file: what nobody else can do."""
         config = load_worker_config(self.config())
-        store = open_ledger(config.ledger)
+        store = open_ledger(config.ledger, key_file=config.chain_key_file)
         opened = store.find_stream(self.name)
         store.close()
         assert opened is not None
