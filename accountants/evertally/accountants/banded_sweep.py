@@ -178,7 +178,7 @@ def _kernel(  # noqa: PLR0912  one loop nest, compiled as it stands
     """`_numpy_sweep`, loop by loop."""
     states, columns = state.shape
     fresh = np.zeros_like(state)
-    exponent = np.empty(states)
+    exponent, power = np.empty(states), np.empty(states)
     weight = np.empty(columns)
     for i in range(begin, diagonals.shape[0]):
         for r in range(states):
@@ -197,27 +197,38 @@ def _kernel(  # noqa: PLR0912  one loop nest, compiled as it stands
                         state[r, 0] *= exponent[r]
                     fresh[target[g, n], 0] = found * own[i, n]
                 continue
-            for r in range(first[g], first[g] + length[g]):
-                if row[i] >= 0:
+            if row[i] >= 0:
+                for r in range(first[g], first[g] + length[g]):
                     for c in range(columns):
                         weight[c] = np.exp(min(exponent[r] + extra[row[i], c], 0.0))
                     for n in range(room):
                         to = target[g, n]
                         for c in range(columns):
                             kept = state[r, c]
-                            fresh[to, c] += kept
+                            fresh[to, c] += kept * own[i, n]
                             state[r, c] = kept * weight[c]
-                    continue
-                w = exponent[r]
-                for n in range(room):
-                    to = target[g, n]
-                    for c in range(columns):
-                        kept = state[r, c]
-                        fresh[to, c] += kept
-                        state[r, c] = kept * w
+                continue
+            # a small matrix product, four rows at a time: reading and writing `fresh` is what costs
+            begin_row, end_row = first[g], first[g] + length[g]
+            power[begin_row:end_row] = 1.0
             for n in range(room):
-                for c in range(columns):
-                    fresh[target[g, n], c] *= own[i, n]
+                to, share = target[g, n], own[i, n]
+                r = begin_row
+                while r + 3 < end_row:
+                    w0, w1 = power[r] * share, power[r + 1] * share
+                    w2, w3 = power[r + 2] * share, power[r + 3] * share
+                    for c in range(columns):
+                        fresh[to, c] += (w0 * state[r, c] + w1 * state[r + 1, c]) + (
+                            w2 * state[r + 2, c] + w3 * state[r + 3, c]
+                        )
+                    r += 4
+                while r < end_row:
+                    w0 = power[r] * share
+                    for c in range(columns):
+                        fresh[to, c] += w0 * state[r, c]
+                    r += 1
+                for r in range(begin_row, end_row):
+                    power[r] *= exponent[r]
         state, fresh = fresh, state
     return state
 

@@ -199,16 +199,18 @@ def _add_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int, most: 
     starts = np.flatnonzero(np.diff(jump[:near], prepend=jump[0] + 1))
     padded_first = a.first - high
     padded = _window(b, padded_first, a.last - low)
-    n = len(a.masses)
-    for start, stop in zip(starts, np.append(starts[1:], near), strict=True):
+    n, rise = len(a.masses), weight[near - 1 :: -1].copy()
+    stay, added = 1.0 - rise, np.zeros(n + 1)
+    places = (a.first + jump[starts] - first).tolist()
+    for start, stop, at in zip(starts.tolist(), [*starts[1:].tolist(), near], places, strict=True):
         # a point J of `a` meets the points J - d, d in this run, of `b`
-        offset = a.first - int(d[stop - 1]) - padded_first
+        offset = a.first - low - stop + 1 - padded_first
         piece = padded[offset : offset + n + (stop - start) - 1]
-        up = np.convolve(piece, weight[start:stop], mode="valid")
-        down = np.convolve(piece, 1.0 - weight[start:stop], mode="valid")
-        at = a.first + int(jump[start]) - first
-        put_in(masses, at, a.masses * down)
-        put_in(masses, at + 1, a.masses * up)
+        added[:-1] = np.correlate(piece, stay[near - stop : near - start], "valid")
+        added[:-1] *= a.masses
+        added[1:] += np.correlate(piece, rise[near - stop : near - start], "valid") * a.masses
+        put_in(masses, at, added)
+        added[-1] = 0.0
 
 
 def _add_far_pairs(masses: Array, first: int, a: _Grid, b: _Grid, least: int) -> None:

@@ -151,21 +151,27 @@ def _add_pairs(
     d = np.arange(low, high + 1)
     jump = np.floor(0.5 + np.log1p(np.exp(-d * a.step)) / a.step).astype(np.int64)
     starts = np.flatnonzero(np.diff(jump, prepend=jump[0] + 1))
-    n = len(a.masses)
-    for start, stop in zip(starts, np.append(starts[1:], len(d)), strict=True):
+    n, padded_first = len(a.masses), a.first - high
+    padded_masses = _window(b, b.masses, padded_first, n + high - low)
+    padded_moments = _window(b, b.moments, padded_first, n + high - low)
+    ones = np.ones(int(np.diff(starts, append=len(d)).max()))
+    places = (a.first + jump[starts] - first).tolist()
+    for start, stop, at in zip(starts.tolist(), [*starts[1:].tolist(), len(d)], places, strict=True):
         # a cell J of `a` meets the cells J - d, d in this run, of `b`
-        if jump[start] == 0 and stop == len(d) and most is None:
+        if stop == len(d) and jump[start] == 0 and most is None:
             reach = np.clip(a.first + np.arange(n) - int(d[start]) - b.first, -1, len(b.masses) - 1)
             mass = np.append(np.cumsum(b.masses), 0.0)[reach]
             moment = np.append(np.cumsum(b.moments), 0.0)[reach]
         else:
-            from_ = a.first - int(d[stop - 1])
-            ones = np.ones(stop - start)
-            mass = np.convolve(_window(b, b.masses, from_, n + len(ones) - 1), ones, mode="valid")
-            moment = np.convolve(_window(b, b.moments, from_, n + len(ones) - 1), ones, mode="valid")
-        at = a.first + int(jump[start]) - first
-        put_in(masses, at, a.masses * mass)
-        put_in(moments, at, a.moments * mass + a.masses * moment)
+            offset = high - low - stop + 1
+            met = slice(offset, offset + n + (stop - start) - 1)
+            mass = np.correlate(padded_masses[met], ones[: stop - start], "valid")
+            moment = np.correlate(padded_moments[met], ones[: stop - start], "valid")
+        moment *= a.masses
+        moment += a.moments * mass
+        mass *= a.masses
+        put_in(masses, at, mass)
+        put_in(moments, at, moment)
 
 
 def _window(grid: _Cells, values: Array, first: int, size: int) -> Array:
