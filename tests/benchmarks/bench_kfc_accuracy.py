@@ -3,7 +3,7 @@
 .venv-train/bin/python -m tests.benchmarks.bench_kfc_accuracy --task cnn14 --epsilon 1 --methods dp-sgd,kfc-2
 .venv-train/bin/python -m tests.benchmarks.bench_kfc_accuracy --page   (writes docs/comparison-training.md)
 
-The search, on seed 0, is the same for all: four rates at clip norm 0.3; one more beyond an edge that was
+The search, on seed 0, is the same for all: three rates at clip norm 0.3; one more beyond an edge that was
 best; then clip norms 0.1 and 1 at the same update. The best is run on seeds 1, 2, 3. Runs are kept in the
 user's cache, so a search can be continued. Accounting: random allocation, this package's own bound, at delta
 1e-5.
@@ -49,8 +49,8 @@ INTRODUCTION = """# Private training side by side
 
 Written by `tests/benchmarks/bench_kfc_accuracy.py`; nothing here is typed by hand. Test accuracy in percent:
 mean and standard deviation over fresh seeds, at the clip norm and learning rate that were best on seed 0. The
-search was the same for every method: four rates at clip norm 0.3, one more beyond an edge that was best, then
-clip norms 0.1 and 1 at the same update. Its CPU seconds are in the table; its epsilon is charged to no row.
+search was the same for every method: three rates at clip norm 0.3, one beyond an edge that was best, then clip
+norms 0.1 and 1 at the same update. Its CPU seconds are in the table; its epsilon is charged to no row.
 Search and report share one test set, so figures are about half a point too good, for all alike. Random
 allocation in b batches an epoch, k epochs, delta 1e-5, noise from this package's own accountant, a constant
 divisor. cnn14 and mlp14: 8,000 MNIST images of 14 x 14 pixels; text: sections of Debian packages from their

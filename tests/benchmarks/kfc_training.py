@@ -21,7 +21,7 @@ from evertally.pipelines.training.losses import CrossEntropy
 from evertally.pipelines.training.optimizers import Disk, DpAdamBC, Momentum
 from evertally.pipelines.training.preconditioner import IdentityPreconditioner, KroneckerPreconditioner
 
-STEPS = (0.02, 0.05, 0.1, 0.2)
+STEPS = (0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class Method:
         return self.noise and self.source != "oracle"
 
 
-ADAM = (5e-4, 1e-3, 2e-3, 4e-3)
+ADAM = (1e-3, 2e-3, 4e-3)
 METHODS: dict[str, Method] = {
     "sgd": Method("no privacy: SGD", noise=False, scales=False),
     "dp-sgd": Method("DP-SGD"),
     "dp-adambc": Method("DP-AdamBC", optimizer="adambc", rates=ADAM, scales=False),
-    "disk": Method("DiSK, one gradient", optimizer="disk", rates=(0.1, 0.2, 0.5, 1.0)),
+    "disk": Method("DiSK, one gradient", optimizer="disk", rates=(0.25, 0.5, 1.0)),
     "adadps": Method("AdaDPS, synthetic probes", "diagonal"),
-    "after": Method("precondition after the noise", "relative", after=True, rates=(0.005, 0.01, 0.02, 0.05)),
+    "after": Method("precondition after the noise", "relative", after=True, rates=(0.01, 0.02, 0.04)),
     "paper": Method("DP-KFC, mode paper", "paper", alpha=1.0),
     "kfc-1": Method("DP-KFC, ours, alpha 1", "relative", alpha=1.0),
     "kfc-2": Method("DP-KFC, ours, alpha 2", "relative"),

@@ -24,7 +24,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = Non
 
 
 def _heads(rows: Tensor) -> Tensor:
-    return rows.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return rows.reshape(*rows.shape[:2], HEADS, -1).transpose(1, 2)
 
 
 def _joined(rows: Tensor) -> Tensor:
