@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertally.errors import IntegrityError
+from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.events import EventColumns
 from evertally.pipelines.kafka.aggregation import OpenTick, PartitionTally, ShardSums, TickRule
@@ -174,6 +174,13 @@ def test_events_travel_by_unit() -> None:
     assert all((rows[0] % 3 == destination).all() for destination, rows in enumerate(seen))
     with pytest.raises(IntegrityError):
         decode_events(events.take(4, 0)[0][:-1])
+
+
+def test_the_folder_of_units_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    UnitStore(tmp_path / "units", "aa" * 8, 1, 0).close()
+    assert (tmp_path / "units").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(InvalidParameter, match=r"state\.folder"):
+        UnitStore(tmp_path / "missing" / "units", "aa" * 8, 1, 0)
 
 
 def test_unit_state_survives_and_is_sealed(tmp_path: Path) -> None:

@@ -62,14 +62,18 @@ class ChangelogSealer:
 
 
 class UnitStore:
-    """The local copy of one partition: a SQLite file, mode 0600, named by incarnation and partition."""
+    """The local copy of one partition: a SQLite file, mode 0600, named by incarnation and partition.
+
+    The folder is made, mode 0700, where there is none: a copy can always be filled again from the changelog.
+    """
 
     def __init__(self, folder: Path, life: str, incarnation: int, partition: int) -> None:
         path = folder / f"units-{life}-{incarnation}-{partition}.sqlite"
         try:
+            folder.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except FileNotFoundError:
-            raise InvalidParameter("state.folder", str(folder), "an existing folder") from None
+            raise InvalidParameter("state.folder", str(folder), "a path in an existing folder") from None
         except OSError as error:
             raise StorageFull(f"the state of units cannot be written: {error.strerror}") from None
         with _full_disk_stops():
