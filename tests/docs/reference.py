@@ -13,6 +13,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ _SECTION: Final = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Guarantee
 _ITEM: Final = re.compile(r"^    (?:- )?(?:(\w[\w, .*]*?): )?(.*)$")
 
 
+@cache
 def cli_page() -> str:
     """Every command with its options, as --help has them."""
     parts = [
@@ -88,6 +90,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
 
 
+@cache
 def python_page() -> str:
     """Every public name with its signature and docstring."""
     parts = [

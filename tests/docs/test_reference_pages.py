@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -32,3 +33,17 @@ def test_every_public_name_has_a_docstring() -> None:
         assert f"## {package}\n" in page
     assert "```\n\n\n" not in page, "a class or function without a docstring"
     assert "## evertally ledger verify\n" in cli_page()
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_readme_are_what_its_script_computes() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "make_readme_table", ROOT / "tests" / "benchmarks" / "make_readme_table.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for row in script.rows():
+        assert f"| {' | '.join(row)} |" in readme, "run tests/benchmarks/make_readme_table.py"
