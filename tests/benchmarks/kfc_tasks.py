@@ -100,7 +100,7 @@ def digits(name: str) -> Task:
 
     x, y = mnist()
     x, y = scaled((nn.functional.avg_pool2d(x, 2), y))
-    model, batches = (cnn14, 31) if name == "cnn14" else (mlp14, 20)
+    model, batches, epochs = (cnn14, 31, 5) if name == "cnn14" else (mlp14, 20, 10)
     public = {
         "public": lambda: (x[9500:], y[9500:]),
         "digits": lambda: scaled(kfc_public.other_digits()),
@@ -111,7 +111,7 @@ def digits(name: str) -> Task:
         lambda alpha, brightness: PinkNoise(
             SEED, (1, 14, 14), UniformLabels(10), alpha=alpha, brightness=brightness
         ),
-        batches, 10,
+        batches, epochs,
     )  # fmt: skip
 
 
