@@ -18,7 +18,7 @@ from scipy.special import expit, logsumexp, ndtr
 
 from evertally.accountants import account, calibrate_noise_multiplier, random_allocation
 from evertally.accountants import conditional_composition as cc
-from evertally.accountants.cc_hazards import TEMPERATURES, HazardTests, dense_tests, identity_tests
+from evertally.accountants.cc_hazards import TEMPERATURES, HazardTests, _softmin, dense_tests, identity_tests
 from evertally.accountants.cc_product import product_pld, row_mixtures
 from evertally.accountants.participation import BallsInBins
 from evertally.accountants.strategies import Identity
@@ -159,6 +159,32 @@ def _log_odds(means: Array, y: Array, sigma: float, test: tuple[int, int]) -> Ar
     order = sorted(np.flatnonzero(means[n] > 0), key=lambda j: -means[n, j])
     before = [j for j in range(means.shape[1]) if j not in order[: order.index(i) + 1]]
     return np.asarray(logsumexp(logs[:, before], axis=1) - math.log(len(before)) - logs[:, i])
+
+
+def _jensen_excess(means: Array, sigma: float, outside: bool) -> float:
+    """The most by which Jensen's bound exceeds L_i over simulated pasts, psi on J or `outside` too."""
+    y = np.random.default_rng(9).normal(0.0, sigma, (500, len(means)))
+    worst = -math.inf
+    for test in _tested_bins(means):
+        n, i = test
+        order = sorted(np.flatnonzero(means[n] > 0), key=lambda j: -means[n, j])
+        before = np.ones(means.shape[1], dtype=bool)
+        before[order[: order.index(i) + 1]] = False
+        if n == 0 or not before.any():
+            continue
+        past = means[:n]
+        support = before | (np.arange(means.shape[1]) != i) if outside else before
+        psi, kl = _softmin(((past - past[:, [i]]) ** 2).sum(axis=0), support, TEMPERATURES)
+        logs = (y[:, :n] @ past - 0.5 * (past**2).sum(axis=0)) / sigma**2
+        bound = logs @ psi.T - logs[:, [i]] - kl
+        worst = max(worst, float((bound - _log_odds(means, y, sigma, test)[:, None]).max()))
+    return worst
+
+
+def test_psi_lives_on_the_bins_before_and_nowhere_else() -> None:
+    means = means_of("dense", 4, 2)
+    assert _jensen_excess(means, 0.7, outside=False) <= 1e-9
+    assert _jensen_excess(means, 0.7, outside=True) > 0.1
 
 
 def bad_rate(
