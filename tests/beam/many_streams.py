@@ -16,6 +16,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
 from evertally.pipelines.beam.job import CountKafka, prepare
+from evertally.pipelines.beam.job_end import wait_for_end
 from evertally.pipelines.beam.options import CountOptions
 from evertally.pipelines.kafka.config import load_worker_config
 
@@ -32,7 +33,7 @@ def main(prism: str, start_from: str, *configs: str) -> None:
         closings = [] if config.closing_sources is None else ["--evertally_closings"]
         ours = CountOptions([*words, *closings], evertally_buckets=2)
         pipeline | config.spec.name >> CountKafka(config, prepare(config, ours), ours)
-    pipeline.run().wait_until_finish()
+    wait_for_end(pipeline.run())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from kafka_harness import EventFeed, InThread, KafkaStream, free_port, wait_unti
 from tests.beam.prism_streams import (
     Job,
     head,
+    late_stream,
     observed,
     start_beam,
     start_many,
@@ -24,6 +25,7 @@ from tests.beam.prism_streams import (
     wait_released,
 )
 from tests.contracts.engine_conformance import Case, Observed, case, verify
+from tests.contracts.late_events import LateEvents
 from tests.metrics.metrics_ledgers import samples
 
 from evertally.pipelines.kafka.config import load_worker_config
@@ -31,16 +33,25 @@ from evertally.pipelines.kafka.worker import Worker
 
 pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLS = 2
 CLOSED = "units and restarts, closed for a releaser"
-NAMES = ("hot key", "broken and undeclared", "idle partitions", "empty ticks", "units and restarts")
+NAMES = ("hot key", "broken and undeclared", "idle partitions", "empty ticks", "units and restarts", "drain")
+AHEAD = 60
+"""Ticks by which events are ahead of the clock: still open when a killed job is back."""
 LIVE = [dataclasses.replace(case(name), ticks=5) for name in (*NAMES, "ten thousand keys")]
 LIVE.append(dataclasses.replace(case("units and restarts"), name=CLOSED, ticks=5))
 
 
 @pytest.fixture(scope="module")
-def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observed]:
-    """All cases at once, in one job that is killed twice while events come."""
+def late(servers: str, tmp_path_factory: pytest.TempPathFactory) -> KafkaStream:
+    """A stream whose events go to the ticks of their own time."""
+    return late_stream(servers, tmp_path_factory.mktemp("late"))
+
+
+@pytest.fixture(scope="module")
+def results(
+    prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory, late: KafkaStream
+) -> tuple[dict[str, Observed], LateEvents]:
+    """All cases at once, in one job that is killed once and drained once while events come."""
     folder = tmp_path_factory.mktemp("cases")
     streams = {
         one.name: stream_of(
@@ -48,19 +59,23 @@ def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory)
         )
         for one in LIVE
     }
-    listed = list(streams.values())
+    listed = [*streams.values(), late]
     job = start_many(prism, "earliest", listed, folder / "job.log")
     releaser = InThread(Worker(load_worker_config(streams[CLOSED].config()), release_only=True))
     try:
         releaser.__enter__()
         wait_until("first releases", lambda: job.running() and all(map(head, listed)), 240, 1.0)
+        early = _send_late(job, late)
         feeds = [threading.Thread(target=_feed, args=(streams[one.name], one)) for one in LIVE]
         for feed in feeds:
             feed.start()
         chance = random.Random(3)
-        for _ in range(KILLS):
+        for drain in (False, True):
             time.sleep(chance.uniform(1, 4))
-            job.kill()
+            if drain:
+                assert job.drain() == 0
+            else:
+                job.kill()
             job = start_many(prism, None, listed, folder / "job.log")
             wait_until("releases again", _more(streams["hot key"], job), 240, 1.0)
         for feed in feeds:
@@ -68,11 +83,25 @@ def results(prism: Path, servers: str, tmp_path_factory: pytest.TempPathFactory)
         sent_ms = time.time() * 1000
         for one in LIVE:
             wait_released(job, streams[one.name], sent_ms, 240)
+        wait_until("the ticks ahead", lambda: job.running() and head(late) >= early.last, 240, 0.5)
         assert releaser.error is None, releaser.error
     finally:
         job.kill()
         releaser.__exit__()
-    return {one.name: observed(streams[one.name], one) for one in LIVE}
+    return {one.name: observed(streams[one.name], one) for one in LIVE}, early
+
+
+def _send_late(job: Job, stream: KafkaStream) -> LateEvents:
+    """Send events of ticks that are far from closed; they are read once before anything is killed."""
+
+    def now() -> int:
+        return int((time.time() * 1000 - stream.start_ms) / 1000) + 1
+
+    sent = LateEvents(stream.start_ms, now() + AHEAD, head(stream), now() + 10_000)
+    _feed(stream, Case("late", tuple(sent.events)), seconds=0)
+    behind = now() + 3
+    wait_until("they were read", lambda: job.running() and head(stream) >= behind, 240, 0.5)
+    return sent
 
 
 def _more(stream: KafkaStream, job: Job) -> Callable[[], bool]:
@@ -80,21 +109,29 @@ def _more(stream: KafkaStream, job: Job) -> Callable[[], bool]:
     return lambda: job.running() and head(stream) > had
 
 
-def _feed(stream: KafkaStream, case: Case) -> None:
+def _feed(stream: KafkaStream, case: Case, seconds: float = 20.0) -> None:
     """Events spread over the kills, each to its own partition in order."""
     producer = KafkaProducer(bootstrap_servers=stream.servers, acks="all", metrics_enabled=False)
-    pause_s = 20.0 / max(1, len(case.events))
+    pause_s = seconds / max(1, len(case.events))
     for event in case.events:
         producer.send(stream.topic, value=value(event), partition=event.partition)
-        if pause_s > 0.02 or event.partition == 0:
+        if pause_s > 0.02 or (pause_s and event.partition == 0):
             time.sleep(pause_s)
     producer.flush()
     producer.close()
 
 
 @pytest.mark.parametrize("live", LIVE, ids=lambda live: live.name)
-def test_beam_on_prism_conforms(live: Case, results: dict[str, Observed]) -> None:
-    verify(dataclasses.replace(live, ticks=2 if len(live.keys) > 1000 else 5), results[live.name])
+def test_beam_on_prism_conforms(live: Case, results: tuple[dict[str, Observed], LateEvents]) -> None:
+    verify(dataclasses.replace(live, ticks=2 if len(live.keys) > 1000 else 5), results[0][live.name])
+
+
+def test_late_and_early_events_by_their_own_time(
+    results: tuple[dict[str, Observed], LateEvents], late: KafkaStream
+) -> None:
+    """They were read ahead of their ticks, and again by every new job."""
+    results[1].verify(late.exact(), (record.value for record in late.raw("dead-letters")))
+    late.judge()
 
 
 def test_killed_and_started_anew(prism: Path, servers: str, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Case:
         bound: what a unit may contribute, None at event level. Each unit has a key of its own then, so that
             the released sums show the ticks in which it was counted.
         restarts: the engine is killed so often while events come, and started again.
+        drains: it is asked to end so often while events come, ends by itself, and is started again.
         feed_s: a live engine's events come spread over so many seconds.
     """
 
@@ -65,6 +66,7 @@ class Case:
     partitions: int = 3
     bound: UnitBound | None = None
     restarts: int = 0
+    drains: int = 0
     feed_s: float = 0.0
 
     def valid(self) -> Iterable[Event]:
@@ -230,6 +232,7 @@ CASES: tuple[Case, ...] = (
     Case("broken and undeclared", (*_events(7, 50, KEYS, 6), *_BROKEN, Event(3, "not declared", 1))),
     Case("units", _units(), tuple(f"u{n}" for n in range(6)), 12, bound=UnitBound(3, 2, 2), feed_s=4.0),
     Case("restarts", tuple(_events(8, 400, KEYS, 12)), ticks=12, restarts=3, feed_s=6.0),
+    Case("drain", tuple(_events(9, 300, KEYS, 12)), ticks=12, drains=2, feed_s=4.0),
     Case(
         "units and restarts",
         _units(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contracts.engine_conformance import CASES, Case, Observed, verify
@@ -11,7 +13,7 @@ from tests.flink.flink_harness import FlinkStream, replace_task_manager
 from evertally.pipelines.flink.local_cluster import LocalFlink
 
 pytestmark = [pytest.mark.flink, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1500)]
-_LONG = {"steady", "nothing at all", "units", "restarts", "broken and undeclared", "out of order"}
+_LONG = {"steady", "nothing at all", "units", "restarts", "broken and undeclared", "out of order", "drain"}
 """What they ask is in the others and in test_flink_faults.py too; a job takes its time to start."""
 
 
@@ -24,7 +26,8 @@ class Flink:
     def run(self, case: Case) -> Observed:
         stream = _stream(case, self._servers, self._folder)
         stream.submit(self._cluster, "--from", "earliest")
-        kills = [lambda: replace_task_manager(self._cluster)] * case.restarts
+        kills: list[Callable[[], Any]] = [lambda: replace_task_manager(self._cluster)] * case.restarts
+        kills += [lambda: stream.submit(self._cluster, "--restore", stream.stop(self._cluster))] * case.drains
         with stream.releaser():
             stream.feed(case.events, case.feed_s, kills)
             stream.wait_counted()

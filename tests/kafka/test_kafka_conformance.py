@@ -10,6 +10,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka_harness import QUIET, KafkaStream, wait_until
 from tests.contracts.engine_conformance import CASES, Case, Observed, exact_steps, verify
+from tests.contracts.late_events import LateEvents
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.pipelines.kafka.config import load_worker_config
@@ -21,7 +22,7 @@ _MANY_KEYS = 1000
 
 
 class KafkaEngine:
-    """One worker process over a topic; a restart is kill -9 while events come."""
+    """One worker process over a topic; a restart is kill -9 while events come, a drain SIGTERM."""
 
     def __init__(self, servers: str, folder: Path) -> None:
         self._servers, self._folder = servers, folder
@@ -31,12 +32,15 @@ class KafkaEngine:
         seen: list[Release] = []
         try:
             worker = stream.start(begin="earliest")
-            parts = case.restarts + 1
+            parts = case.restarts + case.drains + 1
             for part in range(parts):
                 self._feed(stream, case, part, parts)
                 seen += self._releases(stream, "read_uncommitted")
                 if part < case.restarts:
                     worker.kill()
+                    worker = stream.start()
+                elif part < parts - 1:
+                    assert worker.end(180) == 0
                     worker = stream.start()
             self._wait_counted(stream, case)
             assert worker.end(180) == 0
@@ -108,6 +112,31 @@ class KafkaEngine:
 
     def _releases(self, stream: KafkaStream, isolation: str) -> list[Release]:
         return [Release.decode(r.value) for r in stream.raw("releases", isolation) if r.key is not None]
+
+
+def test_late_and_early_events_by_their_own_time(servers: str, tmp_path: Path) -> None:
+    stream = KafkaStream(
+        servers,
+        tmp_path,
+        tick_s=1.0,
+        start_ms=(time.time_ns() // 10**9 - 300) * 1000,
+        stream_extra='closing = "event-time"\nlateness_s = 1\nskew_s = 30',
+        source_extra='timestamp = "at"',
+    )
+    stream.make_topics()
+    try:
+        worker = stream.start(begin="earliest")
+        now = int((time.time() * 1000 - stream.start_ms) / 1000) + 1
+        sent = LateEvents(stream.start_ms, now + 8, now - 2, now + 120)
+        case = Case("late", tuple(sent.events), ticks=sent.last)
+        engine = KafkaEngine(servers, tmp_path)
+        engine._feed(stream, case, 0, 1)
+        engine._wait_counted(stream, case)
+        assert worker.end(180) == 0
+    finally:
+        stream.close()
+    sent.verify(stream.exact(), (record.value for record in stream.raw("dead-letters")))
+    stream.judge()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -37,6 +37,9 @@ class LocalEngine:
                 self._once(points, resume=crash > 0)
             seen += self._published()
         self._once(CrashPoints(), resume=case.restarts > 0)
+        for _ in range(case.drains):  # a run that has ended, run again
+            seen += self._published()
+            self._once(CrashPoints(), resume=True)
         final = self._published()
         config = load_config(self._folder / "run.toml")
         store = open_ledger(config.state)

@@ -18,11 +18,8 @@ from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 
 from evertally.errors import (
     EvertallyError,
-    Fenced,
     IntegrityError,
     InvalidParameter,
-    ServiceUnavailable,
-    StorageFull,
 )
 from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.beam.aggregation import aggregation_of, closed_through
@@ -30,6 +27,7 @@ from evertally.pipelines.beam.close_parts import CloseParts
 from evertally.pipelines.beam.close_ticks import CloseTicks, Closing
 from evertally.pipelines.beam.closings_topic import ClosingsLog, ClosingsTopic
 from evertally.pipelines.beam.elements import DEAD_LETTERS, Counting
+from evertally.pipelines.beam.job_end import wait_for_end
 from evertally.pipelines.beam.job_metrics import JobMetrics
 from evertally.pipelines.beam.kafka_source import KafkaInput, ReadTicks, cuts_to_keep
 from evertally.pipelines.beam.letters import WriteDeadLetters
@@ -53,14 +51,6 @@ from evertally.pipelines.metrics.standing import ShardHead
 __all__ = ["CountKafka", "Start", "counting_of", "main", "prepare", "run_job", "stream_of"]
 
 _LOG: Final = logging.getLogger(__name__)
-_REASONS: Final[dict[str, Callable[[str], EvertallyError]]] = {
-    "BudgetExceeded": IntegrityError,  # a budget that refuses is met before the job is submitted
-    "StorageFull": StorageFull,
-    "Fenced": Fenced,
-    "IntegrityError": IntegrityError,
-    "InvalidParameter": IntegrityError,
-    "ServiceUnavailable": ServiceUnavailable,
-}
 
 
 class CountKafka(beam.PTransform[Any, Any]):
@@ -231,12 +221,7 @@ def run_job(arguments: Sequence[str]) -> str:
         pipeline = beam.Pipeline(options=options)
         pipeline | "Count" >> CountKafka(config, start, ours)
         _LOG.info("submitting %s", config.spec.name)
-        try:
-            return str(pipeline.run().wait_until_finish())
-        except EvertallyError:
-            raise
-        except RuntimeError as error:  # a runner's word for a step that failed; its own text may quote data
-            raise _reason(str(error)) from None
+        return wait_for_end(pipeline.run())
 
 
 def _looking(
@@ -253,15 +238,6 @@ def _looking(
     view = open_view(config.ledger)
     stack.callback(view.close)
     return lambda: read_heads(view, config.spec.name)
-
-
-def _reason(text: str) -> EvertallyError:
-    """The house's error behind a runner's, found by its name; its message is safe to show."""
-    for name, kind in _REASONS.items():
-        at = text.rfind(f"{name}: ")
-        if at >= 0:
-            return kind(text[at:].splitlines()[0].split(" [while running")[0])
-    return ServiceUnavailable("the job failed in its runner; its own log says where")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
