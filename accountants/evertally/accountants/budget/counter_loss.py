@@ -7,12 +7,12 @@ plus the rounding slack up to the slack horizon (`evertally.counters.grid`).
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
 from evertally.accountants.budget.amounts import mu_of_units
-from evertally.accountants.budget.canonical import name
 from evertally.accountants.budget.scopes import Scope
 from evertally.counters import parse_mechanism
 from evertally.counters.contribution import Contribution
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _OVERFLOW: Final = Fraction(1, 2**100)
+_MECHANISM: Final = re.compile(r"[a-z][a-z-]{0,31}:[A-Za-z0-9._,;:=+-]{1,400}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ class CounterParameters:
     slack_horizon: int = SLACK_HORIZON
 
     def __post_init__(self) -> None:
-        name("line.mechanism", self.mechanism)
+        if not isinstance(self.mechanism, str) or not _MECHANISM.fullmatch(self.mechanism):
+            got = self.mechanism[:64] if isinstance(self.mechanism, str) else self.mechanism
+            raise InvalidParameter("line.mechanism", got, 'a mechanism id, such as "rational:W32"')
         positive_integer("line.q", self.q, high=2**62)
         positive_integer("line.keys", self.keys, high=2**40)
         positive_integer("line.slack_horizon", self.slack_horizon, high=2**50)
