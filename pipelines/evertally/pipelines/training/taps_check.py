@@ -23,7 +23,7 @@ __all__ = ["check_model"]
 
 _TOLERANCE: Final = 1e-2
 _ROUNDING: Final = 1e-5
-"""Share of the whole gradient that may be rounding: a key's bias before a softmax has a gradient of 0."""
+"""Share of all losses or gradients that may be rounding: a key's bias before a softmax has no gradient."""
 
 
 def check_model(model: nn.Module, loss: Loss, probes: MicroBatch) -> None:
@@ -43,11 +43,12 @@ def check_model(model: nn.Module, loss: Loss, probes: MicroBatch) -> None:
     ones = torch.ones(probes.examples, dtype=torch.float64, device=probes.targets.device)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with evaluation_mode(model), torch.enable_grad():
-        together = loss.per_example(model(*probes.inputs), probes.targets)
-        gradients = torch.autograd.grad(together.sum(), list(trainable.values()), allow_unused=True)
+        losses = loss.per_example(model(*probes.inputs), probes.targets)
+        gradients = torch.autograd.grad(losses.sum(), list(trainable.values()), allow_unused=True)
     with evaluation_mode(model), torch.no_grad():
         alone = loss.per_example(model(*(x[:1] for x in probes.inputs)), probes.targets[:1])
-    if not _close(together[:1].detach(), alone):
+    together = losses.detach()
+    if not _close(together[:1], alone, _ROUNDING * float(together.norm())):
         raise UnsupportedMechanism("an example's loss depends on the other examples of its batch")
     expected = dict(zip(trainable, gradients, strict=True))
     rounding = _ROUNDING * math.sqrt(
@@ -65,7 +66,7 @@ def check_model(model: nn.Module, loss: Loss, probes: MicroBatch) -> None:
                 )
 
 
-def _close(one: Tensor | None, other: Tensor | None, rounding: float = 0.0) -> bool:
+def _close(one: Tensor | None, other: Tensor | None, rounding: float) -> bool:
     """Equal up to the rounding of single precision; None is a gradient of 0."""
     if one is None or other is None:
         found = one if one is not None else other
