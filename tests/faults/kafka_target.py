@@ -29,21 +29,24 @@ from tests.faults.recorded_history import (
 from evertally.pipelines.kafka.local_broker import LocalCluster
 from evertally.pipelines.releases import Release
 
-__all__ = ["JUMPS", "KafkaTarget", "StreamReaders", "faked_clock"]
+__all__ = ["JUMPS_S", "KafkaTarget", "StreamReaders", "clock_set_by"]
 
-JUMPS = ("-1h", "+1h", "+10y")
-"""Settings of the wall clock, as libfaketime writes them."""
+_START_S = 240.0
+JUMPS_S = (-3600, 3600, 10 * 365 * 86_400)
+"""By how many seconds the wall clock is set."""
 
 
-def faked_clock(faketime: str, file: Path) -> dict[str, str]:
-    """Environment of a program whose wall clock is set by that file; its monotonic clock runs on."""
-    file.write_text("+0")
-    return {
-        "LD_PRELOAD": faketime,
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_TIMESTAMP_FILE": str(file),
-        "FAKETIME_NO_CACHE": "1",
-    }
+def clock_set_by(file: Path) -> dict[str, str]:
+    """Environment of a Python program whose wall clock is set by that file."""
+    _set(file, 0)
+    return {"PYTHONPATH": str(Path(__file__).with_name("set_clock")), "EVERTALLY_TEST_CLOCK": str(file)}
+
+
+def _set(file: Path, seconds: int) -> None:
+    """Replace the file at once: it is read all the time."""
+    new = file.with_suffix(".new")
+    new.write_text(str(seconds))
+    new.replace(file)
 
 
 class StreamReaders:
@@ -109,7 +112,7 @@ class KafkaTarget:
     """One worker at a time over one topic, and a feed of events that never stops.
 
     Args:
-        stream: with its topics; "clock" faults need `faked_clock` in its environment.
+        stream: with its topics; "clock" faults need `clock_set_by` in its environment.
         seed: of the events.
         clock: the file that sets the worker's clock.
         server: of the ledger, where that is PostgreSQL.
@@ -128,7 +131,8 @@ class KafkaTarget:
     ) -> None:
         self._stream, self._server, self._cluster = stream, server, cluster
         self._clock, self._settled = clock, settled
-        self._worker = stream.start(begin="earliest")
+        self._worker = stream.start(begin="earliest", ready=False)
+        self._worker.wait_ready(_START_S)
         self._instance = 1
         self._readers = StreamReaders(stream)
         self._begun = False
@@ -137,10 +141,9 @@ class KafkaTarget:
         self._feed.__enter__()
 
     def close(self) -> None:
-        """End everything, whatever happened."""
+        """Stop sending and reading."""
         self._stop_feeding()
         self._readers.close()
-        self._stream.close()
 
     def inflict(self, fault: Fault) -> Iterator[Operation]:
         """One fault, at some moment of the traffic."""
@@ -160,7 +163,7 @@ class KafkaTarget:
             time.sleep(fault.chance.uniform(0.0, 2.0))
             self._server.start()
         elif fault.kind == "clock":
-            self._set_clock(fault.chance.choice(JUMPS))
+            self._set_clock(fault.chance.choice(JUMPS_S))
         else:
             assert fault.kind == "broker"
             self._restart_broker(fault)
@@ -171,7 +174,7 @@ class KafkaTarget:
         """Stop sending, wait until all of it is counted, drain."""
         if self._worker.process.poll() is not None:
             self._kill(wait=False)
-        self._worker.wait_ready(180)
+        self._worker.wait_ready(_START_S)
         self._stop_feeding()
         self._stream.wait_totals(self._feed.sent, timeout_s=240)
         assert self._worker.end() == 0
@@ -185,7 +188,10 @@ class KafkaTarget:
         self._worker = self._start(wait=wait)
 
     def _start(self, *, wait: bool) -> WorkerProcess:
-        return self._stream.start(f"w{self._instance}", ready=wait)
+        worker = self._stream.start(f"w{self._instance}", ready=False)
+        if wait:
+            worker.wait_ready(_START_S)
+        return worker
 
     def _stop_and_succeed(self) -> None:
         """SIGSTOP for longer than a session, while another worker takes over; then the zombie wakes up."""
@@ -211,20 +217,24 @@ class KafkaTarget:
         file.execute("ROLLBACK")
         file.close()
 
-    def _set_clock(self, jump: str) -> None:
+    def _set_clock(self, jump_s: int) -> None:
         """The wall clock is set, which stops the closing of ticks; it is set right, and confirmed."""
         assert self._clock is not None
         self._live()
-        self._clock.write_text(jump)
-        wait_until("the clock is distrusted", lambda: self._worker.get("/readyz")[1].get("clock") is False)
+        _set(self._clock, jump_s)
+        wait_until(
+            "the clock is distrusted",
+            lambda: self._worker.get("/readyz")[1].get("clock") is False,
+            _START_S,
+        )
         time.sleep(self._stream.tick_s)  # what was closed before is on its way
         before = self._last()
         time.sleep(2 * self._stream.tick_s)
         assert self._last() <= before + 1, "no tick closes by a clock that was set"
-        self._clock.write_text("+0")
+        _set(self._clock, 0)
         url = f"http://127.0.0.1:{self._worker.port}/confirm-clock"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20):
-            wait_until("releases go on", lambda: self._last() > before + 1)
+            wait_until("releases go on", lambda: self._last() > before + 1, _START_S)
 
     def _restart_broker(self, fault: Fault) -> None:
         assert self._cluster is not None
@@ -239,7 +249,7 @@ class KafkaTarget:
     def _live(self) -> None:
         if self._worker.process.poll() is not None:
             self._worker = self._start(wait=False)
-        self._worker.wait_ready(180)
+        self._worker.wait_ready(_START_S)
 
     def _last(self) -> int:
         return max((t for _, t, _ in self._stream.ledger_rows()), default=0)

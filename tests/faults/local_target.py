@@ -33,6 +33,8 @@ KEYS = ("alpha", "beta", "gamma")
 TICKS = 96
 _STEPS = 60
 _REFUSED = 4
+_AT_ITS_START = 1 / 4
+"""Share of the kills that may hit a run before it releases anything."""
 _DIES = 1 / 3
 """Share of the zombies that are killed just after they woke up."""
 
@@ -96,9 +98,15 @@ class LocalTarget:
             yield from self._end(self._stream)
 
     def _killed(self, stream: _LocalStream, fault: Fault) -> int:
-        """SIGKILL from outside, at any moment of a run."""
+        """SIGKILL from outside: at some moment of the start, or behind some publication."""
         pid = self._start(stream)
-        time.sleep(fault.chance.uniform(0.0, 0.25))
+        if fault.chance.random() < _AT_ITS_START:
+            time.sleep(fault.chance.uniform(0.0, 0.1))
+        else:
+            had = stream.published()
+            while stream.published() == had and _state(pid) != "Z":
+                time.sleep(0.001)
+            time.sleep(fault.chance.uniform(0.0, 0.03))
         os.kill(pid, signal.SIGKILL)
         return self._wait(pid)
 
@@ -201,6 +209,11 @@ key_file = "key"
         chance.shuffle(self._events)
         lines = [json.dumps({"at": START_MS + at, "k": key}) + "\n" for at, key in self._events]
         (self._folder / "events.jsonl").write_text("".join(lines) or "\n")
+
+    def published(self) -> int:
+        """Size of the releases file."""
+        path = self._folder / "releases.jsonl"
+        return path.stat().st_size if path.exists() else 0
 
     def observe(self) -> Iterator[Operation]:
         """Readers' file first, then the ledger."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka_harness import KafkaStream
 from tests.faults.fault_schedule import inflict, the_seed
-from tests.faults.kafka_target import KafkaTarget, faked_clock
+from tests.faults.kafka_target import KafkaTarget, clock_set_by
 from tests.faults.postgres_server import Server
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
@@ -32,28 +35,27 @@ def _collect_what_clients_leave() -> Iterator[None]:
         gc.collect()
 
 
-def with_a_file(servers: str, folder: Path, faketime: str, counts: dict[str, int], seed: int) -> None:
+def with_a_file(servers: str, folder: Path, counts: dict[str, int], seed: int) -> None:
     clock = folder / "clock"
-    stream = KafkaStream(servers, folder, worker_env=faked_clock(faketime, clock))
-    stream.make_topics()
-    under_faults(KafkaTarget(stream, seed, clock=clock), counts, seed)
+    stream = KafkaStream(servers, folder, worker_env=clock_set_by(clock))
+    under_faults(stream, counts, seed, clock=clock)
 
 
 def with_a_server(servers: str, folder: Path, server: Server, counts: dict[str, int], seed: int) -> None:
-    stream = KafkaStream(servers, folder, ledger=server.address)
+    under_faults(KafkaStream(servers, folder, ledger=server.address), counts, seed, server=server)
+
+
+def under_faults(stream: KafkaStream, counts: dict[str, int], seed: int, **hit: Any) -> None:
     stream.make_topics()
-    under_faults(KafkaTarget(stream, seed, server=server), counts, seed)
-
-
-def under_faults(target: KafkaTarget, counts: dict[str, int], seed: int) -> None:
-    try:
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(stream.close)
+        target = KafkaTarget(stream, seed, **hit)
+        cleanup.callback(target.close)
         inflict(target, counts, seed)
-    finally:
-        target.close()
 
 
-def test_a_worker_with_its_ledger_in_a_file(servers: str, tmp_path: Path, faketime: str) -> None:
-    with_a_file(servers, tmp_path, faketime, LEDGER_IN_A_FILE, the_seed(5))
+def test_a_worker_with_its_ledger_in_a_file(servers: str, tmp_path: Path) -> None:
+    with_a_file(servers, tmp_path, LEDGER_IN_A_FILE, the_seed(5))
 
 
 @pytest.mark.postgres
@@ -63,9 +65,9 @@ def test_a_worker_with_its_ledger_on_a_server(servers: str, tmp_path: Path, serv
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_50_kills_and_50_clock_jumps(servers: str, tmp_path: Path, faketime: str) -> None:
+def test_50_kills_and_50_clock_jumps(servers: str, tmp_path: Path) -> None:
     counts = {"kill": 50, "zombie": 10, "ledger away": 10, "clock": 50}
-    with_a_file(servers, tmp_path, faketime, counts, the_seed())
+    with_a_file(servers, tmp_path, counts, the_seed())
 
 
 @pytest.mark.soak
@@ -103,11 +105,8 @@ def in_sync(servers: str, stream: KafkaStream) -> bool:
 
 def with_brokers(three: LocalCluster, folder: Path, restarts: int, seed: int) -> None:
     stream = KafkaStream(three.bootstrap_servers, folder, replication=3, tick_s=1.0)
-    stream.make_topics()
-    target = KafkaTarget(
-        stream, seed, cluster=three, settled=lambda: in_sync(three.bootstrap_servers, stream)
-    )
-    under_faults(target, {"broker": restarts}, seed)
+    settled = partial(in_sync, three.bootstrap_servers, stream)
+    under_faults(stream, {"broker": restarts}, seed, cluster=three, settled=settled)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
