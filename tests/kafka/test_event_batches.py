@@ -44,6 +44,7 @@ def make_reader(
     other: str | None = None,
     schemas: dict[int, Path] | None = None,
     value: str | None = "v",
+    adjacency: str = "add-remove",
 ) -> EventReader:
     rule = TickRule(NOW - 10_000, 1000, 0, None if timestamp is None else 5000)
     spec = StreamSpec(
@@ -51,7 +52,7 @@ def make_reader(
         keys=("a", "b"),
         start_ms=rule.start_ms,
         tick_ms=1000,
-        scope=Scope("s", "event", "add-remove", 1.0, 1e-6),
+        scope=Scope("s", "event", adjacency, 1.0, 1e-6),
         clip=1000,
     )
     source = EventFormat(
@@ -133,6 +134,25 @@ def test_stamps_far_in_the_future_are_refused() -> None:
         (53, Reason.IN_THE_FUTURE),
         (54, Reason.BEFORE_START),
         (55, Reason.TIMESTAMP_WITHOUT_OFFSET),
+    ]
+
+
+def test_a_bad_value_from_the_future_keeps_no_place_and_takes_none() -> None:
+    """Under replace-value an event with a bad value counts as 0 in its place; its neighbours keep theirs."""
+    values = [
+        json.dumps({"k": key, "v": value, "t": stamp}).encode()
+        for key, value, stamp in (
+            *(("a", 1, NOW), ("b", "x", NOW), ("a", "x", NOW + 10**6), ("b", 2, NOW + 10**6)),
+            *(("a", 3, NOW), ("b", "x", NOW + 10**6), ("b", 4, NOW)),
+        )
+    ]
+    keys, amounts, refusals = read(make_reader(timestamp="t", adjacency="replace-value"), *values)
+    assert (keys, amounts) == ([0, 1, 0, 1], [100, 0, 300, 400])
+    assert refusals == [
+        (51, Reason.VALUE_WRONG_TYPE),
+        (52, Reason.IN_THE_FUTURE),
+        (53, Reason.IN_THE_FUTURE),
+        (55, Reason.IN_THE_FUTURE),
     ]
 
 

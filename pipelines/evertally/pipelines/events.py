@@ -218,8 +218,13 @@ class EventParser:
         self._values = _Column(values.contribution, Reason.VALUE_MISSING, Reason.VALUE_WRONG_TYPE)
         self._units = _Column(number_unit, Reason.UNIT_MISSING, Reason.UNIT_WRONG_TYPE)
 
-    def parse(self, batch: RawBatch) -> tuple[EventColumns, list[Refusal]]:
-        """Checked columns of the rows that count, and a refusal for each faulty row, in line order."""
+    def parse(self, batch: RawBatch, latest_ms: int | None = None) -> tuple[EventColumns, list[Refusal]]:
+        """Checked columns of the rows that count, and a refusal for each faulty row, in line order.
+
+        Args:
+            batch: raw fields.
+            latest_ms: refuse events later than this as from the future; None to refuse none.
+        """
         time_ms = self._times(batch.timestamps)
         keys = self._keys.parse(batch.keys)
         values = None if batch.values is None else self._values.parse(batch.values)
@@ -230,6 +235,8 @@ class EventParser:
             _code(Reason.AT_OR_AFTER_END),
             np.where(time_ms < self._grid.start_ms, _code(Reason.BEFORE_START), 0),
         )
+        if latest_ms is not None:
+            outside = np.where((outside == 0) & (time_ms > latest_ms), _code(Reason.IN_THE_FUTURE), outside)
         time_ms = np.where((time_ms > _NO_REFUSAL) & (outside != 0), outside, time_ms)
         code = np.zeros(len(time_ms), np.int64)
         for column in (time_ms, keys, values, units):  # the first fault of an event names it

@@ -171,29 +171,11 @@ class CheckElements(beam.DoFn):
             lambda row: (rows[row], rows[row]),
             refused,
         )
-        events, refusals = self._parser.parse(batch)
-        if self._counting.rule.skew_ms is None or self._counting.ticks is not None:
-            return events, refusals
-        return self._refuse_future(events, refusals, len(items))
-
-    def _refuse_future(
-        self, events: EventColumns, refusals: list[Refusal], count: int
-    ) -> tuple[EventColumns, list[Refusal]]:
+        skew_ms = self._counting.rule.skew_ms
+        if skew_ms is None or self._counting.ticks is not None:
+            return self._parser.parse(batch)
         assert self._clock is not None
-        assert self._counting.rule.skew_ms is not None
-        near = events.time_ms <= self._clock.now_ms() + self._counting.rule.skew_ms
-        if near.all():
-            return events, refusals
-        gone = {row for row, _, _ in refusals}
-        good = np.array([row for row in range(count) if row not in gone], np.int64)
-        refusals = refusals + [(row, row, Reason.IN_THE_FUTURE) for row in good[~near].tolist()]
-        kept = EventColumns(
-            events.time_ms[near],
-            events.keys[near],
-            None if events.values is None else events.values[near],
-            None if events.units is None else events.units[near],
-        )
-        return kept, refusals
+        return self._parser.parse(batch, self._clock.now_ms() + skew_ms)
 
     def _letter(self, element: Any, reason: Reason) -> bytes:
         fields: dict[str, object] = {"schema": "evertally.dead-letter/1", "code": reason.value}

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from evertally.pipelines.dead_letters import Reason
 from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
 from evertally.pipelines.json_values import decode_json, numbers, texts
@@ -94,10 +92,8 @@ class EventReader:
             lambda row: (partition, offsets[row]),
             refused,
         )
-        events, refusals = self._parser.parse(batch)
-        if self._rule.skew_ms is not None:
-            return self._refuse_future(events, refusals, partition, offsets, now_ms + self._rule.skew_ms)
-        return events, refusals
+        skew_ms = self._rule.skew_ms
+        return self._parser.parse(batch, None if skew_ms is None else now_ms + skew_ms)
 
     def candidates(self, records: Sequence[Any], refusals: Sequence[Refusal]) -> Counter[str]:
         """Undeclared keys of the records that are events in every other respect, and how often each comes."""
@@ -110,28 +106,6 @@ class EventReader:
             if isinstance(key, str) and 0 < len(key) <= KEY_LENGTH_MAX and key not in self._known:
                 found[key] += 1
         return found
-
-    def _refuse_future(
-        self,
-        events: EventColumns,
-        refusals: list[Refusal],
-        partition: int,
-        offsets: list[int],
-        limit_ms: int,
-    ) -> tuple[EventColumns, list[Refusal]]:
-        future = events.time_ms > limit_ms
-        if not future.any():
-            return events, refusals
-        gone = {offset for _, offset, _ in refusals}
-        good = np.array([offset for offset in offsets if offset not in gone], np.int64)
-        refusals = refusals + [(partition, offset, Reason.IN_THE_FUTURE) for offset in good[future].tolist()]
-        kept = ~future
-        return EventColumns(
-            events.time_ms[kept],
-            events.keys[kept],
-            None if events.values is None else events.values[kept],
-            None if events.units is None else events.units[kept],
-        ), sorted(refusals, key=lambda refusal: refusal[1])
 
 
 def dead_letter(topic: str, refusal: Refusal, payload: bytes | None, key: bytes | None) -> bytes:
