@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -72,6 +73,7 @@ class ClosingsLog:
         self._sealer: Final = sealer
         self._lock: Final = threading.Lock()
         self._reader: Final[Any] = with_password(topic.broker).group_reader(topic.group)
+        logging.getLogger("kafka.coordinator.consumer").addFilter(_told_already)
 
     def head(self) -> int:
         """Last tick whose closing is committed."""
@@ -129,3 +131,8 @@ class ClosingsLog:
         except (IndexError, binascii.Error):
             raise IntegrityError("the group's committed offsets were written by another program") from None
         return open_tick - 1, self._sealer.open_bytes(sealed, _WHAT)
+
+
+def _told_already(record: logging.LogRecord) -> bool:
+    """kafka-python tells as an error that offsets wait for a transaction's end, and asks again by itself."""
+    return "UnstableOffsetCommitError" not in record.getMessage()
