@@ -11,6 +11,7 @@ import pytest
 from evertally.errors import IntegrityError, ServiceUnavailable
 from evertally.pipelines.kafka.member import Polled
 from evertally.pipelines.kafka.partition_stage import PartitionStage
+from evertally.pipelines.kafka.stage import Stall
 
 NOTHING = Polled((), (), {})
 
@@ -44,6 +45,7 @@ class Log:
         self.may_commit = True
         self.fail_commit: BaseException | None = None
         self.fail_open: BaseException | None = None
+        self.fail_full_only = False
         self._openings = 0
 
     def open(self, partition: int) -> Opened:
@@ -62,12 +64,14 @@ class Opened:
     def read(self, records: Sequence[Any]) -> None:
         self._buffer += records
 
-    def commit(self) -> None:
-        if self._log.fail_commit is not None:
+    def commit(self) -> bool:
+        if self._log.fail_commit is not None and (self._buffer or not self._log.fail_full_only):
             raise self._log.fail_commit
-        if self._buffer and self._log.may_commit:
-            self._log.events.append(("commit", self._number, tuple(self._buffer)))
-            self._buffer = []
+        if not (self._buffer and self._log.may_commit):
+            return False
+        self._log.events.append(("commit", self._number, tuple(self._buffer)))
+        self._buffer = []
+        return True
 
     def close(self) -> None:
         self._log.events.append(("close", self._number, tuple(self._buffer)))
@@ -175,3 +179,28 @@ def test_lag_without_progress_is_noticed() -> None:
     time.sleep(0.6)
     with pytest.raises(ServiceUnavailable, match="stalled"):
         run(stage, 1)
+
+
+def fail_again_and_again(*, commits_at: frozenset[int]) -> list[tuple[int, Any]]:
+    """What is committed in eight turns a second apart, the records coming anew after each failure."""
+    log = Log()
+    log.fail_full_only = True
+    again = [Polled((), (), {0: ["a"]}), NOTHING] * 4
+    stage, member = make(log, Polled((), (0,), {}), *again)
+    member.waiting, now = 1, 0.0
+    stage._stall = Stall("release", 5.5, lambda: now)  # type: ignore[misc]  # a clock of its own
+    for turn in range(8):
+        now = float(turn)
+        log.fail_commit = None if turn in commits_at else ServiceUnavailable("a Kafka transaction failed")
+        stage._retry = dict.fromkeys(stage._retry, 0.0)
+        stage.turn()
+    return committed(log)
+
+
+def test_starting_over_for_ever_is_noticed() -> None:
+    with pytest.raises(ServiceUnavailable, match="stalled"):
+        fail_again_and_again(commits_at=frozenset())
+
+
+def test_a_commit_after_failures_counts_as_progress() -> None:
+    assert len(fail_again_and_again(commits_at=frozenset({3, 7}))) == 2

@@ -96,18 +96,19 @@ class _Partition:
             else:
                 self._collector.add(record.offset, piece)
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Bound and sum every tick that all input partitions have ended; commit once."""
         before = self._collector.through
         closed = self._collector.close(_TICKS_A_TURN)
         if not closed:
-            return
+            return False
         sums: dict[int, list[dict[int, int]]] = {}
         changes: dict[int, Contributed] = {}
         for t, bodies in enumerate(closed, before + 1):
             if bodies:
                 sums[t] = self._count(t, bodies, changes)
         self._commit(before, sums, changes)
+        return True
 
     def close(self) -> None:
         """Give the partition up."""

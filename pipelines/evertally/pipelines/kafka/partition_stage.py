@@ -32,8 +32,8 @@ class OwnedPartition(Protocol):
         """Take in records, in order of offsets."""
         ...
 
-    def commit(self) -> None:
-        """Do what can be done with what was read, in one transaction; nothing where there is nothing."""
+    def commit(self) -> bool:
+        """Do what can be done with what was read, in one transaction; whether there was anything."""
         ...
 
     def close(self) -> None:
@@ -48,7 +48,8 @@ class PartitionStage:
         name: of the stage.
         member: this worker's place in the group of the stage.
         open_partition: recovers a partition; called between polls.
-        stall_s: records wait and nothing moves for so long: the stage fails.
+        stall_s: records wait and nothing moves, or a partition starts over again and again, for so long: the
+            stage fails.
 
     Guarantees:
         - nothing that was read of a partition before it was revoked, or before it was opened again, is
@@ -63,6 +64,7 @@ class PartitionStage:
         self._open: Final = open_partition
         self._owned: dict[int, OwnedPartition] = {}
         self._retry: dict[int, float] = {}
+        self._unproven: set[int] = set()
         self._stall: Final = Stall(name, stall_s)
         self._ready = False
 
@@ -72,6 +74,7 @@ class PartitionStage:
         for partition in polled.gone:
             self._drop(partition)
             self._retry.pop(partition, None)
+            self._unproven.discard(partition)
         for partition in polled.came:
             self._drop(partition)
             self._retry[partition] = 0.0
@@ -79,8 +82,12 @@ class PartitionStage:
             self._guarded(partition, partial(_read, records=records))
         self._open_due()  # after the reading: these records were fetched before the seek that opening does
         for partition in tuple(self._owned):
-            self._guarded(partition, _commit)
-        if polled.records or self._retry or not self._member.lag():
+            if self._guarded(partition, _commit):
+                self._unproven.discard(partition)
+        idle = not self._member.lag()
+        if idle and not self._retry:
+            self._unproven.clear()
+        if (polled.records or idle) and not self._unproven:
             self._stall.moved()
         self._stall.check()
         self._ready = self._member.joined() and not self._retry
@@ -104,22 +111,27 @@ class PartitionStage:
             try:
                 opened = self._open(partition)
             except ServiceUnavailable as error:
+                self._unproven.add(partition)
                 _LOG.warning("%s: partition %d cannot be opened yet: %s", self.name, partition, error)
                 continue
             self._owned[partition] = opened
             del self._retry[partition]
+            if not self._unproven:
+                self._stall.moved()  # recovery may have taken long
 
-    def _guarded(self, partition: int, work: Callable[[OwnedPartition], None]) -> None:
-        """What is only unreachable is tried again, from what is durable."""
+    def _guarded(self, partition: int, work: Callable[[OwnedPartition], bool]) -> bool:
+        """Whether the work did something; what is only unreachable is tried again, from what is durable."""
         owned = self._owned.get(partition)
         if owned is None:  # not opened yet: opening seeks back to its records
-            return
+            return False
         try:
-            work(owned)
+            return work(owned)
         except ServiceUnavailable as error:
             _LOG.warning("%s: partition %d starts over: %s", self.name, partition, error)
             self._drop(partition)
             self._retry[partition] = time.monotonic() + _RETRY_S
+            self._unproven.add(partition)
+            return False
 
     def _drop(self, partition: int) -> None:
         owned = self._owned.pop(partition, None)
@@ -140,9 +152,10 @@ def partition_stage(
     return PartitionStage(name, member, lambda number: open_partition(number, member), config.stall_s)
 
 
-def _read(owned: OwnedPartition, records: Sequence[Any]) -> None:
+def _read(owned: OwnedPartition, records: Sequence[Any]) -> bool:
     owned.read(records)
+    return True
 
 
-def _commit(owned: OwnedPartition) -> None:
-    owned.commit()
+def _commit(owned: OwnedPartition) -> bool:
+    return owned.commit()

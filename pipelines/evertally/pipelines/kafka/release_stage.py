@@ -87,13 +87,13 @@ class _Shard:
             else:
                 self._collector.add(record.offset, piece)
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Release every tick that all sources have ended, missed ones at a bounded rate."""
         limit = self._take_allowance()
         first = self._collector.through + 1
         closed = self._collector.close(limit)
         if not closed:
-            return
+            return False
         grid = self._config.rule
         rows = []
         for bodies in closed:
@@ -113,6 +113,7 @@ class _Shard:
         )
         self._releaser.publish(self._sink)
         self._metrics.released(self._shard, self._releaser.next_tick - 1, self._sink.last_tick())
+        return True
 
     def close(self) -> None:
         """Give the shard up; whoever comes next fences us."""

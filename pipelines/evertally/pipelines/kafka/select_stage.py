@@ -95,7 +95,7 @@ class _Selector:
             else:
                 self._collector.add(record.offset, piece)
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Count every tick that all input partitions have ended; commit once."""
         topics, opened = self._config.topics, self._context.opened
         first = self._collector.through + 1
@@ -109,7 +109,7 @@ class _Selector:
                 record = key_record(opened.name, opened.incarnation, key, slot, t)
                 records.append(Outgoing(topics.keys, 0, slot.encode(), record))
         if self._collector.through < first:
-            return
+            return False
         for key, candidate in changes.items():
             records.append(Outgoing(topics.candidate_state, 0, *self._seal(key, candidate)))
         position = self._collector.position()
@@ -120,6 +120,7 @@ class _Selector:
         )
         if changes:
             self._state_stop = sent[-1] + 1
+        return True
 
     def close(self) -> None:
         """Give the selection up."""
