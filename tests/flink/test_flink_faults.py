@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,8 +11,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
-from kafka_harness import KEYS, EventFeed, wait_until
+from kafka_harness import KEYS, wait_until
 from tests.contracts.late_events import LateEvents
+from tests.faults.canary_search import files, leaks, processes
 from tests.flink.flink_harness import FlinkStream, replace_task_manager
 from tests.metrics.metrics_ledgers import samples
 
@@ -145,43 +145,26 @@ def test_savepoint_other_parallelism_and_a_lost_job_manager(
 def assert_nothing_leaks(stream: FlinkStream, cluster: LocalFlink, job: str, worth: int) -> None:
     config = load_worker_config(stream.config())
     keys = AggregationKeys.open(config.key_file.with_name(config.key_file.name + ".aggregation"))
-    secret = config.key_file.read_bytes()[16:48]
-    secrets = [secret, keys.closing, keys.unit, keys.dead_letter]
-    words = [form for key in secrets for form in (key, key.hex().encode())]
+    secrets: dict[str, int | bytes | str] = {
+        "noise key": config.key_file.read_bytes()[16:48],
+        "closing key": keys.closing,
+        "unit key": keys.unit,
+        "dead letter key": keys.dead_letter,
+        **{f"the sum of {n}": n * worth for n in range(1, 60)},
+    }
     state = cluster.rest.get(f"/jobs/{job}/config"), cluster.rest.get(f"/jobs/{job}/plan")
-    places = [json.dumps(state).encode(), cluster.logs().encode()]
-    files = [file for folder in (cluster.checkpoints, cluster.savepoints) for file in folder.glob("**/*")]
-    places += [file.read_bytes() for file in files if file.is_file()]
+    places = [("job", json.dumps(state).encode()), ("logs", cluster.logs().encode())]
+    places += [*files(cluster.checkpoints), *files(cluster.savepoints)]
+    assert len(places) > 2, "there are checkpoints"
     health = JobHealth(stream.name, job_name(config), cluster.rest)
     health.look()
-    places.append(health.operators.text())
+    places.append(("metrics", health.operators.text()))
     shown = samples(health.operators.text().decode())
     assert shown[f'evertally_flink_job_running{{stream="{stream.name}"}}'] == 1
     assert shown[f'evertally_flink_checkpoints_completed{{stream="{stream.name}"}}'] >= 1
     assert shown["evertally_flink_task_managers"] >= 1
-    assert len(places) > 3, "there are checkpoints"
-    sums = [n * worth for n in range(1, 60)]
-    words += [form for n in sums for form in (str(n).encode(), struct.pack("<q", n), struct.pack(">q", n))]
-    for place in places:
-        for word in words:
-            assert word not in place
-
-
-@pytest.mark.soak
-def test_ten_kills_lose_double_and_change_nothing(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
-    stream = FlinkStream(servers, tmp_path, tick_s=1.0)
-    stream.make_topics()
-    job = stream.submit(flink, "--from", "earliest")
-    with stream.releaser():
-        with EventFeed(stream, rate=300, seed=9) as feed:
-            for _ in range(10):
-                time.sleep(4)
-                replace_task_manager(flink)
-                stream.wait_running(flink, job)
-        stream.wait_totals(feed.sent, 400)
-        stream.stop(flink)
-    released = stream.judge()
-    print(f"{sum(feed.sent.values())} events, {released} ticks, 10 kills: 0 lost, 0 doubled, 0 changed")
+    places += processes(*(cluster.pid(number) for number in cluster.task_managers))
+    assert leaks(secrets, places) == []
 
 
 @pytest.mark.soak

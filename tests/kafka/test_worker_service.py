@@ -16,7 +16,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 from kafka import KafkaAdminClient
-from kafka_harness import KEYS, InThread, KafkaStream, evertally, wait_until
+from kafka_harness import KEYS, InThread, KafkaStream, evertally, read_topic, wait_until
+from tests.faults.canary_search import files, leaks, processes
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.kafka.broker import Broker
@@ -107,51 +108,21 @@ def test_a_second_signal_stops_at_once_and_loses_nothing(stream: KafkaStream) ->
     stream.judge()
 
 
-class SteppedClock:
-    """A clock whose wall can be set."""
-
-    def __init__(self) -> None:
-        self.step_ms = 0
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def wall_step_ms(self) -> int:
-        return self.step_ms
-
-
-def test_a_clock_that_was_set_stops_closing_until_confirmed(stream: KafkaStream) -> None:
-    clock = SteppedClock()
-    worker = Worker(load_worker_config(stream.config()), start_from="earliest", make_clock=lambda: clock)
-    with InThread(worker) as running:
-        running.wait_ready()
-        wait_until("a release", lambda: len(stream.releases()) > 0)
-        clock.step_ms = 61_000
-        wait_until("the clock is distrusted", lambda: not worker.ready()["clock"])
-        time.sleep(1.5)
-        before = len(stream.releases())
-        time.sleep(2)
-        assert len(stream.releases()) == before
-        clock.step_ms = 0
-        worker._confirm_clock()
-        wait_until("releases go on", lambda: len(stream.releases()) > before)
-        assert all(worker.ready().values())
-    assert running.error is None
-    stream.judge()
-
-
-def test_no_exact_sum_appears_anywhere(servers: str, tmp_path: Path) -> None:
-    """Canary: sums are unusual 12-digit integers; none is on a topic, in a log or in the ledger's bytes."""
+def test_no_secret_appears_anywhere(servers: str, tmp_path: Path) -> None:
+    """Canaries: exact sums of 12 digits, names of units, keys; in no topic, file, log, argument or answer."""
     clip = 2**31
     amounts = {key: 314_159_265_358 + 7_919_000 * n for n, key in enumerate(KEYS)}
     stream = KafkaStream(
         servers,
         tmp_path,
-        source_extra='value = "v"',
-        privacy_extra=f'unit = "event"\nclip = {clip}',
+        source_extra='value = "v"\nunit = "who"',
+        privacy_extra=f'unit = "person"\nparticipations = 1\nclip = {clip}',
         epsilon=100.0,
     )
     stream.make_topics()
+    parts = {key: [clip] * (amount // clip) + [amount % clip] for key, amount in amounts.items()}
+    events = [{"k": key, "v": part} for key, found in parts.items() for part in found]
+    units = [f"passport-{2_718_281_828 + number}" for number in range(len(events))]
     try:
         worker = stream.start(begin="earliest")
         worker.end()
@@ -159,20 +130,30 @@ def test_no_exact_sum_appears_anywhere(servers: str, tmp_path: Path) -> None:
         worker = type(worker)(words, worker.port, stream.folder / "debug.log")
         stream.workers.append(worker)
         worker.wait_ready()
-        parts = {key: [clip] * (amount // clip) + [amount % clip] for key, amount in amounts.items()}
-        stream.send({"k": key, "v": part} for key, found in parts.items() for part in found)
+        stream.send({**event, "who": unit} for event, unit in zip(events, units, strict=True))
+        stream.send([b'{"k":"alpha","v":1,"who":["passport-1618033988749"]}'])
         stream.wait_totals(amounts)
+        places = [*processes(worker.process.pid)]
+        answers = [worker.get(path) for path in ("/healthz", "/readyz", "/nothing")]
         assert worker.end() == 0
-        haystack = (stream.folder / "debug.log").read_bytes()
-        for suffix in ("closed", "releases", "dead-letters"):
-            for record in stream.raw(suffix, "read_uncommitted"):
-                haystack += (record.key or b"") + b" " + (record.value or b"") + b"\n"
-        for path in stream.folder.glob(f"{stream.name}.ledger*"):
-            haystack += path.read_bytes()
-        for amount in amounts.values():
-            assert str(amount).encode() not in haystack
-            assert amount.to_bytes(6, "big") not in haystack
-            assert amount.to_bytes(6, "little") not in haystack
+        places += [("answers", repr(answers).encode())]
+        places += [*files(stream.folder, besides=[f"{stream.name}.key", f"{stream.name}.ledger.chainkey"])]
+        admin = KafkaAdminClient(bootstrap_servers=servers)
+        topics = [name for name in admin.list_topics() if name.startswith(f"{stream.name}.")]
+        admin.close()
+        for topic in sorted(set(topics) - {stream.topic}):
+            records = read_topic(servers, topic, "read_uncommitted")
+            places += [(topic, (record.key or b"") + b" " + (record.value or b"")) for record in records]
+        searched = {place for place, data in places if data}
+        for suffix in ("ledger", "units", "unit-state", "closed", "releases", "dead-letters"):
+            assert f"{stream.name}.{suffix}" in searched
+        assert "debug.log" in searched
+        keys = (stream.folder / f"{stream.name}.key").read_bytes()[16:48]
+        chain = (stream.folder / f"{stream.name}.ledger.chainkey").read_bytes()
+        secrets: dict[str, int | bytes | str] = {"key": keys, "chain key": chain, "refused": "1618033988749"}
+        secrets |= {f"total of {key}": amount for key, amount in amounts.items()}
+        secrets |= {unit: unit for unit in units[::9]}
+        assert leaks(secrets, places) == []
         stream.judge()
     finally:
         stream.close()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from evertally.accountants.budget.opening import open_ledger
@@ -16,7 +13,7 @@ from evertally.pipelines.local import runner
 from evertally.pipelines.local.runner import run_local
 from evertally.pipelines.releases import read_releases
 from evertally.pipelines.sinks import FileSink
-from evertally.testing import CrashingSink, CrashingStore, CrashPoints, HistoryChecker, SimulatedCrash
+from evertally.testing import CrashingSink, CrashingStore, CrashPoints, SimulatedCrash
 
 TICKS = 60
 
@@ -63,36 +60,6 @@ def test_killed_at_every_point_and_resumed(opened: Path) -> None:
         run(folder, CrashPoints())
         assert (folder / "releases.jsonl").read_bytes() == expected, points.reached[hit - 1]
         shutil.rmtree(folder)
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-def test_kill_dash_nine_at_random_and_resume_until_done(opened: Path) -> None:
-    whole, torn = copy(opened, "whole"), copy(opened, "torn")
-    run(whole, CrashPoints())
-    checker = HistoryChecker()
-    rng = np.random.default_rng(17)
-    kills = 0
-    for _ in range(100):
-        child = os.fork()
-        if child == 0:
-            try:
-                run(torn, CrashPoints(int(rng.integers(1, 30)), kill=True))
-            finally:
-                os._exit(0)
-        rng.integers(1, 30)  # the child drew from its own copy
-        _, status = os.waitpid(child, 0)
-        if (torn / "releases.jsonl").exists() and (torn / "releases.jsonl").stat().st_size:
-            text = (torn / "releases.jsonl").read_bytes()
-            (torn / "seen").write_bytes(text[: text.rfind(b"\n") + 1])  # what a reader of whole lines sees
-            checker.see_file(*read_releases(torn / "seen"))
-        if os.WIFEXITED(status):
-            break
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        kills += 1
-    assert kills >= 3
-    assert checker.anomalies() == []
-    assert (torn / "releases.jsonl").read_bytes() == (whole / "releases.jsonl").read_bytes()
 
 
 def test_other_data_after_a_crash_is_refused(opened: Path) -> None:
