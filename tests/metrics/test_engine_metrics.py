@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -225,6 +226,17 @@ def test_another_address_keeps_the_doors(tmp_path: Path) -> None:
     assert Listen.chosen(None, None) is None
     with pytest.raises(InvalidParameter, match="metrics-listen"):
         Listen.chosen(None, "9467")
+
+
+@pytest.mark.prometheus
+def test_names_and_types_of_the_engines_pass_promtool(fake: FakeFlink) -> None:
+    health = JobHealth("visits", "evertally visits", FlinkRest(fake.address))
+    health.look()
+    with beam_metrics(lambda: [ShardHead(7, 6)], clock(9)) as job:
+        texts = [job.operators.text(), health.operators.text()]
+    for text in texts:
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_every_metric_of_the_engines_is_in_the_reference(fake: FakeFlink) -> None:
