@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from tests.contracts.engine_conformance import Event
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.beam import ContinualCount, FileSinkRef, KeyRef, LedgerRef
 from evertally.pipelines.beam.closings_topic import ClosingsTopic
-from evertally.pipelines.beam.job import CountKafka, prepare
+from evertally.pipelines.beam.job import CountKafka, _looking, prepare
 from evertally.pipelines.beam.options import CountOptions
 from evertally.pipelines.beam.per_process import close_all
 from evertally.pipelines.beam.stream_ref import StreamHandle, StreamRef
@@ -32,6 +33,7 @@ from evertally.pipelines.kafka.broker import Broker
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.metrics.standing import ShardHead
 from evertally.pipelines.releases import read_releases
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -155,6 +157,8 @@ def test_workers_that_close_see_neither_the_ledger_nor_the_key_file(
     options = CountOptions(["--evertally_closings", "--evertally_from=earliest"])
     config = load_worker_config(stream.config())
     start = prepare(config, options)
+    with contextlib.ExitStack() as stack:  # nor does the operators' plane: it reads the closings' offsets
+        assert _looking(config, start, stack)() == [ShardHead(0, 0)]
     made = beam.Pipeline(options=PipelineOptions([]))
     made | "Count" >> CountKafka(config, start, options)
     graph = _unpacked(made.to_runner_api().SerializeToString())

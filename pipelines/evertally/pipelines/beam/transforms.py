@@ -169,17 +169,7 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
 
     def display_data(self) -> dict[str, DisplayDataItem]:
         """The stream's public parameters."""
-        spec = self._stream.spec
-        return {
-            "stream": DisplayDataItem(spec.name, label="Stream"),
-            "keys": DisplayDataItem(len(spec.keys), label="Declared keys"),
-            "tick_s": DisplayDataItem(spec.tick_ms / 1000, label="Tick, seconds"),
-            "closing": DisplayDataItem(spec.closing, label="How ticks close"),
-            "mechanism": DisplayDataItem(spec.mechanism, label="Mechanism"),
-            "scope": DisplayDataItem(spec.scope.name, label="Budget scope"),
-            "unit": DisplayDataItem(spec.scope.unit, label="Privacy unit"),
-            "mu": DisplayDataItem(spec.grid.mu, label="Gaussian privacy parameter of the whole stream"),
-        }
+        return _display_data(self._stream.spec)
 
 
 class ContinualCount(ContinualSum):
@@ -208,6 +198,23 @@ class SealedClosings(beam.PTransform[PCollection[Any], Closed]):
         parts, letters = checked_parts(events, counting, self._ends)
         step = CloseTicks(Closing(self._stream, counting.rule, counting.buckets or 1))
         return Closed(parts | "Seal" >> CloseParts(counting, step, 1, self._folder), letters)
+
+    def display_data(self) -> dict[str, DisplayDataItem]:
+        """The stream's public parameters."""
+        return _display_data(self._stream.spec)
+
+
+def _display_data(spec: StreamSpec) -> dict[str, DisplayDataItem]:
+    return {
+        "stream": DisplayDataItem(spec.name, label="Stream"),
+        "keys": DisplayDataItem(len(spec.keys), label="Declared keys"),
+        "tick_s": DisplayDataItem(spec.tick_ms / 1000, label="Tick, seconds"),
+        "closing": DisplayDataItem(spec.closing, label="How ticks close"),
+        "mechanism": DisplayDataItem(spec.mechanism, label="Mechanism"),
+        "scope": DisplayDataItem(spec.scope.name, label="Budget scope"),
+        "unit": DisplayDataItem(spec.scope.unit, label="Privacy unit"),
+        "mu": DisplayDataItem(spec.grid.mu, label="Gaussian privacy parameter of the whole stream"),
+    }
 
 
 def _check(
