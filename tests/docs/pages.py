@@ -3,7 +3,8 @@
 A page marks a file to be written with `<!-- file: NAME -->` before its fence. A fence named `console` holds
 commands after `$ ` (continued after `> `), each followed by its output. Before a console fence may stand
 `<!-- needs: kafka -->` or `<!-- needs: train -->` (it runs in that suite only), `<!-- example -->` (numbers
-differ from run to run: outputs are compared in shape), or `<!-- not run: REASON -->`.
+differ from run to run: outputs are compared in shape), `<!-- given: NAME -->` (the reader has what
+`given/NAME` holds, and has run its stream), or `<!-- not run: REASON -->`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["ROOT", "Block", "Command", "blocks", "pages", "same"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^(```+)\s*(\w*)\s*$")
-_MARK = re.compile(r"^<!-- (file|needs|example|not run):? ?(.*?) ?-->$")
+_MARK = re.compile(r"^<!-- (file|needs|example|given|not run):? ?(.*?) ?-->$")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 

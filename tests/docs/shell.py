@@ -23,7 +23,7 @@ _SENTINEL = "@@ done"
 class Shell:
     """Runs commands one after the other; what they left in the background is stopped at the end."""
 
-    def __init__(self, folder: Path, *, command_s: float = 150.0) -> None:
+    def __init__(self, folder: Path, *, command_s: float = 240.0) -> None:
         self._command_s = command_s
         self._ran: Counter[str] = Counter()
         python = Path(sys.executable)

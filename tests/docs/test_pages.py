@@ -23,6 +23,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a page is a few seconds of work; neighbours on the machine are not
 @pytest.mark.parametrize("page", PLAYED, ids=name)
 def test_every_output_is_what_the_commands_print(page: Path, tmp_path: Path) -> None:
     differences = play(page, tmp_path)
@@ -30,6 +31,7 @@ def test_every_output_is_what_the_commands_print(page: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.kafka
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_KAFKA, ids=name)
 def test_every_output_with_a_broker(page: Path, tmp_path: Path, kafka_jars: Path) -> None:
     differences = play(page, tmp_path, "kafka")
