@@ -86,7 +86,7 @@ class LocalTarget:
             self.refused[fault.kind] += code == _REFUSED
         else:
             code = self._wait(self._start(stream, fault.kind, fault.chance.randint(1, _STEPS)))
-        assert code in (0, _REFUSED, -signal.SIGKILL), f"{fault.kind}: exit {code}"
+        assert code in (0, _REFUSED, -signal.SIGKILL), f"{fault.kind}: exit {code}\n{self._said()}"
         yield from stream.observe()
         if code == 0:
             yield from self._end(stream)
@@ -94,7 +94,7 @@ class LocalTarget:
     def finish(self) -> Iterator[Operation]:
         """Run what is under way to its end."""
         if self._stream is not None:
-            assert self._wait(self._start(self._stream)) == 0, (self._folder / "runs.log").read_text()[-2000:]
+            assert self._wait(self._start(self._stream)) == 0, self._said()
             yield from self._end(self._stream)
 
     def _killed(self, stream: _LocalStream, fault: Fault) -> int:
@@ -127,13 +127,19 @@ class LocalTarget:
                 time.sleep(chance.uniform(0.0, 0.01))
                 os.kill(zombie, signal.SIGKILL)
         woken = self._wait(zombie)
-        assert woken in (0, _REFUSED, -signal.SIGKILL), f"the zombie: exit {woken}"
+        assert woken in (0, _REFUSED, -signal.SIGKILL), f"the zombie: exit {woken}\n{self._said()}"
         yield from stream.observe()
         if _state(successor) == "T":
             os.kill(successor, signal.SIGCONT)
         code = self._wait(successor)
-        assert code == (-signal.SIGKILL if kind == "crash" else 0), f"the successor: exit {code}"
+        assert code == (-signal.SIGKILL if kind == "crash" else 0), (
+            f"the successor: exit {code}\n{self._said()}"
+        )
         return code
+
+    def _said(self) -> str:
+        """What the runs said of themselves, the last one at the end."""
+        return (self._folder / "runs.log").read_text()[-2000:]
 
     @staticmethod
     def _settled(pid: int) -> bool:

@@ -72,3 +72,12 @@ def test_other_data_after_a_crash_is_refused(opened: Path) -> None:
     (opened / "events.csv").write_text(text)
     run(opened, CrashPoints())
     assert len(list(read_releases(opened / "releases.jsonl")[1])) == 2 * TICKS
+
+
+def test_an_empty_state_file_is_none(gates: Path) -> None:
+    """What a kill leaves while the ledger is made: nothing was paid for, and the stream begins."""
+    state = gates / "state.sqlite"
+    state.touch(mode=0o600)
+    assert not runner.stream_exists(load_config(gates / "run.toml"))
+    run(gates, CrashPoints(), resume=False)
+    assert runner.stream_exists(load_config(gates / "run.toml"))

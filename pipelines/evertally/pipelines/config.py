@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from evertally.accountants.budget.opening import open_ledger
+from evertally.accountants.budget.opening import ledger_exists, open_ledger
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.config_parts import SourceConfig, read_keys, read_source, read_ticks
 from evertally.pipelines.config_stream import (
@@ -111,7 +111,7 @@ def _check_horizon(spec: StreamSpec, ticks: TickGrid, ledger: Path, mistakes: Mi
     paid = spec.grid.slack_horizon
     if ticks.ticks <= paid:
         return
-    if os.path.isfile(ledger):  # False for a name that no file can have, too
+    if ledger_exists(ledger):
         store = open_ledger(ledger, create=False)
         try:
             opened = store.find_stream(spec.name)

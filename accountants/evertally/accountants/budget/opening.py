@@ -13,7 +13,7 @@ from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend
 from evertally.accountants.budget.store import SqlLedger
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
 
-__all__ = ["KEY_SUFFIX", "open_ledger"]
+__all__ = ["KEY_SUFFIX", "ledger_exists", "open_ledger"]
 
 KEY_SUFFIX: Final = ".chainkey"
 _SCHEMES: Final = ("postgresql://", "postgres://")
@@ -55,6 +55,14 @@ def open_ledger(
         )
     chain_key = _chain_key(key_path, create=create and not exists)
     return SqlLedger(SqliteBackend(path), SQLITE_DIALECT, chain_key)
+
+
+def ledger_exists(path: Path) -> bool:
+    """Whether a SQLite ledger is there. Who is killed while making one may leave an empty file: that is none.
+
+    A name that no file can have is no ledger either.
+    """
+    return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def _chain_key(path: Path, *, create: bool) -> bytes:

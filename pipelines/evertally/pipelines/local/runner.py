@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from evertally.accountants.budget.ledger import LedgerStore
-from evertally.accountants.budget.opening import open_ledger
+from evertally.accountants.budget.opening import ledger_exists, open_ledger
 from evertally.errors import InvalidParameter
 from evertally.pipelines.bounding import UnitBounder, UnitNumbers
 from evertally.pipelines.closings import ClosingBlock, TickSums
