@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 from tests.training.training_runs import SCOPE, Toy
 
 from evertally.pipelines.training import run as running
@@ -29,10 +29,13 @@ CLASSES, SIZE = 3, 20.0
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """An upper bound on the chance of so many right guesses under (epsilon, delta)-DP."""
-    law = stats.binom(guesses, 1.0 / (1.0 + math.exp(-epsilon)))
-    below = law.pmf(np.arange(right - 1, -1, -1)) if right else np.zeros(1)
-    slack = float((np.cumsum(below) / np.arange(1, len(below) + 1)).max())
-    return min(1.0, float(law.sf(right - 1)) + 2.0 * canaries * delta * slack)
+    q = 1.0 / (1.0 + math.exp(-epsilon))
+    reached = float(special.bdtrc(right - 1, guesses, q)) if right else 1.0
+    # chance of right - i .. right - 1 guesses, over i
+    fewer = np.append(special.bdtr(np.arange(right - 2, -1, -1), guesses, q), 0.0)
+    near = special.bdtr(right - 1, guesses, q) - fewer if right else np.zeros(1)
+    slack = float((near / np.arange(1, len(near) + 1)).max())
+    return min(1.0, reached + 2.0 * canaries * delta * slack)
 
 
 def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
@@ -136,8 +139,9 @@ def _scores(toy: Toy, canaries: int, seams: Seams) -> tuple[NDArray[np.float64],
         for i in range(canaries)
     ])  # fmt: skip
     bins = config.mechanism.participation.batches
-    along = np.array([directions @ row for row in rows])
-    return np.asarray(along.reshape(-1, bins, canaries).sum(axis=0).max(axis=0)), report
+    along = np.array([directions @ row for row in rows]).reshape(-1, bins, canaries).sum(axis=0)
+    along -= np.median(along, axis=1, keepdims=True)  # what all records of a bin share, in the bias
+    return np.asarray(along.max(axis=0)), report
 
 
 def _flat(tensors: Any) -> NDArray[np.float64]:
