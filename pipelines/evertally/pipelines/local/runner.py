@@ -83,7 +83,7 @@ def run_local(
         IntegrityError: state, key or input contradict what was released.
         StorageFull: a durable write failed.
     """
-    if resume and not os.path.exists(config.state):
+    if resume and not ledger_exists(config.state):
         raise InvalidParameter(
             "state.path",
             str(config.state),
@@ -119,7 +119,7 @@ def check_source(config: RunConfig) -> None:
 
 def stream_exists(config: RunConfig) -> bool:
     """Whether the state file holds the stream, so that a run has to resume it."""
-    if not os.path.exists(config.state):
+    if not ledger_exists(config.state):
         return False
     store = _open_ledger(config.state, False)
     try:
