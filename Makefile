@@ -8,9 +8,10 @@ PRISM := $(HOME)/.cache/evertally/prism/2.77.0/prism
 # kubectl brings kustomize; where it is not installed, kustomize is built once, outside the checkout
 KUSTOMIZE := $(if $(shell command -v kubectl),,$(HOME)/.cache/evertally/kustomize/5.6.0/kustomize)
 PYTEST := $(DEV)/python -m pytest
+BANDIT := $(DEV)/bandit --quiet --configfile tests/audits/bandit.yaml --recursive counters accountants pipelines
 
 .DEFAULT_GOAL := help
-.PHONY: help demo kafka-demo stack test check soak lint lint-deploy format lock venv venv-dev train-venv flink-venv prism clean
+.PHONY: help demo kafka-demo stack test check soak lint lint-deploy security sbom format lock venv venv-dev train-venv flink-venv prism clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,13 +81,22 @@ soak: .venv-dev/.ready .venv-train/.ready .venv-flink/.ready $(PRISM) ## the lon
 	$(PYTEST) -m soak --timeout=7200 || status=1; \
 	exit $$status
 
-lint: .venv-dev/.ready ## ruff and mypy --strict
+lint: .venv-dev/.ready ## ruff, mypy --strict and bandit
 	$(DEV)/ruff check .
 	$(DEV)/ruff format --check .
 	$(DEV)/mypy counters/evertally accountants/evertally pipelines/evertally tests
+	$(BANDIT)
 
 lint-deploy: .venv-dev/.ready $(KUSTOMIZE) ## Dockerfiles, compose, Kubernetes, Prometheus, dashboards, units: checked without any engine
 	$(DEV)/python deploy/lint.py
+
+security: .venv-dev/.ready sbom ## scan the code, and ask for known vulnerabilities of what the locks pin
+	$(BANDIT)
+	$(DEV)/python tests/audits/audit_locks.py || [ $$? -eq 77 ]  # 77: nobody answered, and it says so
+
+sbom: .venv-dev/.ready ## write the bill of materials, CycloneDX, to dist/sbom.json
+	@mkdir -p dist
+	$(DEV)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate --of JSON -o dist/sbom.json requirements.lock
 
 format: .venv-dev/.ready ## rewrite to the house's format
 	$(DEV)/ruff check --fix --quiet . || true

@@ -79,7 +79,7 @@ def read_scope(tx: Transaction, key: bytes, name: str) -> ScopeRow:
     known: ScopeRow | None = tx.memo.get((_MEMO, name))
     if known is not None:  # read, or written, in this very transaction
         return known
-    found = tx.rows(f"SELECT {_COLUMNS} FROM scope WHERE name = ?", name)  # noqa: S608 - a literal list
+    found = tx.rows(f"SELECT {_COLUMNS} FROM scope WHERE name = ?", name)  # noqa: S608  # nosec B608  # a literal list
     if not found:
         raise InvalidParameter("scope", name, "the name of a scope in this ledger")
     row = tx.memo[_MEMO, name] = _scope_row(key, found[0])
@@ -88,7 +88,7 @@ def read_scope(tx: Transaction, key: bytes, name: str) -> ScopeRow:
 
 def read_scopes(tx: Transaction, key: bytes) -> list[ScopeRow]:
     """Every scope by name."""
-    return [_scope_row(key, row) for row in tx.rows(f"SELECT {_COLUMNS} FROM scope ORDER BY name")]  # noqa: S608
+    return [_scope_row(key, row) for row in tx.rows(f"SELECT {_COLUMNS} FROM scope ORDER BY name")]  # noqa: S608  # nosec B608  # as above
 
 
 def admit(row: ScopeRow, change: Caps) -> None:

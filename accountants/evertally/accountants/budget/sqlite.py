@@ -183,7 +183,7 @@ class _SqliteTransaction:
             while batch := list(islice(remaining, _ROWS_A_STATEMENT)):
                 places = ",".join([row] * len(batch))
                 # table and column names are literals of this package
-                statement = f"INSERT INTO {table} ({','.join(columns)}) VALUES {places}"  # noqa: S608
+                statement = f"INSERT INTO {table} ({','.join(columns)}) VALUES {places}"  # noqa: S608  # nosec B608  # see above
                 self._connection.execute(statement, tuple(chain.from_iterable(batch)))
         except apsw.Error as error:
             raise _failure(error, self._backend) from None

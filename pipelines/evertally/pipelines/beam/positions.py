@@ -21,6 +21,7 @@ _DIGESTS: Final = 2
 _HEAD: Final = struct.Struct(">BQI")
 _DIGEST_BYTES: Final = 16
 _DIGESTS_KEPT: Final = 64
+_PARTITIONS_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,6 +68,8 @@ class Cuts:
         try:
             version, through, partitions = _HEAD.unpack_from(data)
             (kept,) = struct.unpack_from(">I", data, _HEAD.size)
+            if partitions > _PARTITIONS_MAX:  # where none are kept, no length says how many there are
+                raise IntegrityError("stored positions are of more partitions than a topic has")
             flat = struct.unpack(f">{partitions * kept}Q", data[_HEAD.size + 4 :])
         except struct.error:
             raise IntegrityError("stored positions are cut short") from None

@@ -81,9 +81,9 @@ def _build(
     )
     # the planner does not push a condition below a function that is not deterministic
     batches = "SELECT combine(`value`, `partition`, `offset`) AS message FROM events"
-    wakes = f"SELECT ARRAY[{_empty(job)}] AS every_lane FROM clock"  # noqa: S608 - hex digits
+    wakes = f"SELECT ARRAY[{_empty(job)}] AS every_lane FROM clock"  # noqa: S608  # nosec B608  # hex digits
     messages = tables.sql_query(
-        f"SELECT message FROM ({batches}) WHERE message IS NOT NULL UNION ALL "  # noqa: S608 - as above
+        f"SELECT message FROM ({batches}) WHERE message IS NOT NULL UNION ALL "  # noqa: S608  # nosec B608  # as above
         f"SELECT message FROM ({wakes}) CROSS JOIN UNNEST(every_lane) AS lanes (message)"
     )
     output = (

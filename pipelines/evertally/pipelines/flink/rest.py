@@ -86,7 +86,7 @@ class FlinkRest:
             self._base + path, data=data, method=method, headers={"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as above
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # nosec B310  # as above
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             with error:

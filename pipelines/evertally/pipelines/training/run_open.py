@@ -43,7 +43,7 @@ def open_budget(config: BudgetConfig) -> Budget:
     """Who pays: a ledger on this machine, or a budget service."""
     if not config.service:
         return LocalBudget(config.ledger, config.chain_key_file)
-    token = ""
+    token = ""  # nosec B105  # none, where no file is named
     if config.token_file is not None:
         try:
             token = config.token_file.read_text("utf-8").strip()

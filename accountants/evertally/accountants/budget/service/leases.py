@@ -61,7 +61,7 @@ class LeaseStore:
             if known is not None:
                 return known
             tx.run(
-                f"INSERT INTO service_lease ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - literals
+                f"INSERT INTO service_lease ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608  # nosec B608  # literals
                 *(lease.lease_id, lease.principal, lease.scope, lease.status, lease.epoch, lease.steps_max),
                 *(lease.steps_done, lease.manifest_digest, lease.expires_ms, lease.body),
             )
@@ -135,7 +135,7 @@ def _lock(lease_id: str) -> str:
 
 
 def _find(tx: Transaction, lease_id: str) -> Lease | None:
-    found = tx.rows(f"SELECT {_COLUMNS} FROM service_lease WHERE lease_id = ?", lease_id)  # noqa: S608 - literals
+    found = tx.rows(f"SELECT {_COLUMNS} FROM service_lease WHERE lease_id = ?", lease_id)  # noqa: S608  # nosec B608  # literals
     if not found:
         return None
     *text, epoch, steps_max, steps_done, manifest_digest, expires_ms, body = found[0]
