@@ -268,6 +268,7 @@ def test_the_mistakes_of_a_configuration_are_named_together(tmp_path: Path) -> N
         "optimiser": "rate = -1",
         "model": 'kind = "factory"',
         "budget": 'scope = "people"',
+        "preconditioner": 'probe = "zipf-documents"\nbrightness = 1.0',
     }
     with pytest.raises(InvalidConfig) as caught:
         toy.config()
@@ -281,7 +282,19 @@ def test_the_mistakes_of_a_configuration_are_named_together(tmp_path: Path) -> N
         "optimiser.rate",
         "model.factory",
         "budget.ledger",
+        "preconditioner.brightness",
     } <= fields
+
+
+def test_brightness_of_probes_is_part_of_the_plan(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy", tables={"preconditioner": "probes = 32\nbrightness = 1.5"})
+    config = toy.config()
+    described = build_components(config, "cpu").preconditioner.describe()
+    assert described["probe"]["brightness"] == 1.5  # type: ignore[index]  # JSON
+    toy.tables["preconditioner"] = "probes = 32"
+    other = toy.config()
+    one, two = (build_plan(c, build_components(c, "cpu")).digest() for c in (config, other))
+    assert one != two
 
 
 @pytest.mark.parametrize("device", ["cuda"])
