@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from evertally.pipelines.training.examples_files import FILE_FORMATS, FileExampl
 from evertally.pipelines.training.plan import Plan
 from evertally.pipelines.training.run_components import Components
 
-__all__ = ["RunReport", "make_report", "read_report"]
+__all__ = ["RunReport", "check_held_out", "make_report", "read_report"]
 
 _REPORT: Final = "report.json"
 _NOT_MEASURED: Final = "not measured"
@@ -121,15 +122,33 @@ def read_report(folder: Path) -> RunReport | None:
         raise IntegrityError(f"{_REPORT} is damaged") from None
 
 
-def _measured(config: TrainConfig, parts: Components) -> tuple[str, float | None]:
+def check_held_out(config: TrainConfig) -> None:
+    """Read the declared public file once, so that a file of another form is known before any charge.
+
+    Raises InvalidParameter for a file that cannot be measured on.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # the run has none yet
+        source = _held_out(config, Path(folder))
+        if source is not None:
+            source.freeze()
+
+
+def _held_out(config: TrainConfig, folder: Path) -> FileExamples | None:
     path = config.data.held_out
     if path is None:
-        return _NOT_MEASURED, None
-    form = config.data.form
+        return None
     suffix = path.name.removesuffix(".gz").rpartition(".")[2]
     if suffix not in FILE_FORMATS:
         raise InvalidParameter("data.held_out", path.name, "a file named .npz, .csv or .jsonl")
-    source = FileExamples(path, suffix, form, config.folder / "refused-held-out.jsonl")
+    form = replace(config.data.form, unit="")  # whose records they are is of no account where all is public
+    return FileExamples(path, suffix, form, folder / "refused-held-out.jsonl")
+
+
+def _measured(config: TrainConfig, parts: Components) -> tuple[str, float | None]:
+    source = _held_out(config, config.folder)
+    if source is None:
+        return _NOT_MEASURED, None
+    form = config.data.form
     right, count = 0.0, 0
     training = parts.model.training
     parts.model.eval()
@@ -147,4 +166,5 @@ def _measured(config: TrainConfig, parts: Components) -> tuple[str, float | None
                 count += len(labels)
     parts.model.train(training)
     measure = "accuracy" if form.classes else "mean squared error"
-    return f"{measure} on {path.name}, declared public", right / count if count else None
+    assert config.data.held_out is not None
+    return f"{measure} on {config.data.held_out.name}, declared public", right / count if count else None

@@ -29,7 +29,7 @@ from evertally.pipelines.training.config import TrainConfig
 from evertally.pipelines.training.examples_spool import Batch
 from evertally.pipelines.training.interfaces import MicroBatch, PrivateOptimizer
 from evertally.pipelines.training.noise_rows import Rows, make_rows
-from evertally.pipelines.training.report import RunReport, make_report, read_report
+from evertally.pipelines.training.report import RunReport, check_held_out, make_report, read_report
 from evertally.pipelines.training.run_components import build_optimiser, parameters_digest
 from evertally.pipelines.training.run_metrics import TrainMetrics
 from evertally.pipelines.training.run_open import OpenRun, Seams, open_run
@@ -67,6 +67,7 @@ def train_run(
         _delete_private(config.folder)
         return finished
     started = time.monotonic()
+    check_held_out(config)
     metrics = TrainMetrics(config.metrics, config.public_metrics)  # a taken port is known before any charge
     try:
         run = open_run(config, device, seams)
