@@ -25,6 +25,8 @@ from tests.faults.recorded_history import (
 __all__ = ["Fault", "Target", "controls", "faults", "inflict", "the_seed"]
 
 SEED: Final = "EVERTALLY_FAULT_SEED"
+MINUTES: Final = "EVERTALLY_FAULT_MINUTES"
+"""How long a run goes on at most; what was done until then is judged and recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,15 @@ def inflict(target: Target, counts: Mapping[str, int], seed: int) -> list[Operat
     Raises AssertionError with the seed and the command that shows it again.
     """
     began = time.monotonic()
+    until = began + 60 * float(os.environ.get(MINUTES, "inf"))
     history: list[Operation] = []
+    done = dict.fromkeys(counts, 0)
     try:
         for fault in faults(seed, counts):
+            if time.monotonic() > until:
+                break
             history += target.inflict(fault)
+            done[fault.kind] += 1
         history += target.finish()
         found = anomalies(history)
         assert found == [], found[:10]
@@ -81,7 +88,7 @@ def inflict(target: Target, counts: Mapping[str, int], seed: int) -> list[Operat
         test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
         error.add_note(f"Again: {SEED}={seed} python -m pytest '{test}'")
         raise
-    record(counts, seed, len(history), time.monotonic() - began)
+    record(done, seed, len(history), time.monotonic() - began)
     return history
 
 
