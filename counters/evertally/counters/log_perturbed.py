@@ -80,7 +80,8 @@ class LogPerturbed:
         loglog_ratio: delta / (1/2 + alpha), 0 or in [1e-6, 2]; 1.2 makes r_1 = 1/2.
         horizon: last tick that may be released, up to 2^26; None is for ever. With a horizon the
             sensitivity is the partial sum, and tick horizon + 1 is refused.
-        memory: "fft" realises L to g/2 with O(t) memory; "constant" realises a sum of about 100
+        memory: "fft" realises L to g/2 with O(t) memory, for comparisons: the ledger does not charge for it
+            (docs/proofs/snapped-mechanism.md, section 8); "constant" realises a sum of about 100
             exponentials close to L (a relative 1e-10) with its own, computed sensitivity.
 
     Guarantees:

@@ -18,7 +18,7 @@ from evertally.counters import parse_mechanism
 from evertally.counters.contribution import Contribution
 from evertally.counters.factorization import Factorization
 from evertally.counters.grid import SLACK_HORIZON, Grid
-from evertally.errors import InvalidParameter
+from evertally.errors import InvalidParameter, UnsupportedMechanism
 from evertally.validation import positive_integer
 
 __all__ = [
@@ -136,5 +136,17 @@ def output_sd(p: CounterParameters, t: int) -> float:
 
 
 def factorization(mechanism: str) -> Factorization:
-    """The factorization of a mechanism id. Raises InvalidParameter for an unknown one."""
-    return parse_mechanism(mechanism)
+    """The factorization of a mechanism id.
+
+    Raises:
+        InvalidParameter: an unknown one.
+        UnsupportedMechanism: one whose history is computed by FFT, a block at a time: its rounding has seen
+            later draws, which the proof of the charge excludes (docs/proofs/snapped-mechanism.md, section 8).
+    """
+    found = parse_mechanism(mechanism)
+    if found.eta > 0.0:
+        raise UnsupportedMechanism(
+            f"{mechanism} computes its history by FFT, whose rounding depends on later draws: no charge is "
+            "proved for it; add ,memory=constant"
+        )
+    return found
