@@ -58,7 +58,7 @@ class LocalTarget:
             )
         self._number = 0
         self._stream: _LocalStream | None = None
-        self.whole = 0
+        self.inflicted = self.whole = 0
         self.refused = Counter[str]()
 
     def close(self) -> None:
@@ -88,6 +88,7 @@ class LocalTarget:
             code = self._wait(self._start(stream, fault.kind, fault.chance.randint(1, _STEPS)))
         assert code in (0, _REFUSED, -signal.SIGKILL), f"{fault.kind}: exit {code}\n{self._said()}"
         yield from stream.observe()
+        self.inflicted += 1
         if code == 0:
             yield from self._end(stream)
 
