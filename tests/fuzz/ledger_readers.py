@@ -21,7 +21,7 @@ from evertally.accountants.budget.opening import KEY_SUFFIX, open_ledger
 from evertally.accountants.budget.scopes import Scope
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.keyfile import KeyFile
-from evertally.pipelines.metrics.ledger_reader import LedgerReader
+from evertally.pipelines.metrics.ledger_reader import LedgerReader, read_heads
 from evertally.pipelines.metrics.ledger_view import open_view
 from evertally.pipelines.releaser import Releaser, stored_positions
 from evertally.pipelines.stream_spec import StreamSpec
@@ -76,9 +76,11 @@ class _Reads:
             store.charges(status.scope.name)
 
     def _exporter(self, _: LedgerStore) -> None:
-        reader = LedgerReader(open_view(str(self._path)), {"2s": 2000})
+        view = open_view(str(self._path))
+        reader = LedgerReader(view, {"2s": 2000})
         try:
             reader.read()
+            read_heads(view, "visits")
         finally:
             reader.close()
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from evertally.accountants.budget.sql import declared
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.counters.windows import window_power
 from evertally.errors import EvertallyError, IntegrityError
@@ -52,8 +53,11 @@ def read_heads(view: LedgerView, stream: str) -> tuple[ShardHead, ...]:
 
     Raises as `LedgerReader.read`.
     """
-    with view.snapshot() as rows:
-        return tuple(ShardHead(int(t), int(published)) for t, published in rows(_HEADS_OF, stream))
+    try:
+        with view.snapshot() as rows:
+            return tuple(ShardHead(int(t), int(published)) for t, published in rows(_HEADS_OF, stream))
+    except Exception as error:
+        raise declared(error) from None
 
 
 class LedgerReader:
@@ -85,10 +89,8 @@ class LedgerReader:
                 seen: dict[int, _Known] = {}
                 for row in rows(_STREAMS):
                     seen[row[0]] = self._stream(rows, row, tuple(heads.get(row[0], ())))
-        except EvertallyError:
-            raise
-        except (ValueError, TypeError, KeyError) as error:
-            raise IntegrityError(f"a stored row cannot be read: {type(error).__name__}") from None
+        except Exception as error:
+            raise declared(error) from None
         self._streams = seen
         return Standing(scopes, tuple(known.standing for known in seen.values()))
 
