@@ -14,6 +14,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.faults.failing_files import Disk, DiskVfs
 
 from evertally.accountants.budget import (
     ChargeRequest,
@@ -113,49 +114,20 @@ def test_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     store.close()
 
 
-class FailingFile(apsw.VFSFile):
-    """A file whose chosen operation fails while the switch is on."""
-
-    def __init__(self, switch: dict[str, bool], vfs: str, name: object, flags: list[int]) -> None:
-        self._switch = switch
-        super().__init__(vfs, name, flags)  # type: ignore[arg-type]  # handed through as received
-
-    def xWrite(self, data: bytes, offset: int) -> None:
-        if self._switch.get("write"):
-            raise apsw.IOError
-        super().xWrite(data, offset)
-
-    def xSync(self, flags: int) -> None:
-        if self._switch.get("sync"):
-            raise apsw.IOError
-        super().xSync(flags)
-
-
-class FailingVfs(apsw.VFS):
-    """Hands out failing files for everything."""
-
-    def __init__(self, switch: dict[str, bool]) -> None:
-        self._switch = switch
-        super().__init__("failing", "", iVersion=1)
-
-    def xOpen(self, name: object, flags: list[int]) -> FailingFile:
-        return FailingFile(self._switch, "", name, flags)
-
-
-@pytest.mark.parametrize("operation", ["write", "sync"])
-def test_io_errors_are_refusals_and_what_was_acknowledged_stays(tmp_path: Path, operation: str) -> None:
-    path, switch = tmp_path / "l.sqlite", dict[str, bool]()
+@pytest.mark.parametrize("kind", ["eio", "fsync error"])
+def test_io_errors_are_refusals_and_what_was_acknowledged_stays(tmp_path: Path, kind: str) -> None:
+    path, disk = tmp_path / "l.sqlite", Disk()
     open_ledger(path).close()
     key = path.with_name("l.sqlite.chainkey").read_bytes()
-    vfs = FailingVfs(switch)
+    vfs = DiskVfs(disk)
     try:
-        store = SqlLedger(SqliteBackend(path, vfs="failing"), SQLITE_DIALECT, key)
+        store = SqlLedger(SqliteBackend(path, vfs="disk"), SQLITE_DIALECT, key)
         epoch = fill(store)
         commit(store, epoch, 1)
-        switch[operation] = True
+        disk.kind = kind
         with pytest.raises(StorageFull):
             commit(store, epoch, 2)
-        switch.clear()
+        disk.kind = ""
         t = store.head(SHARD).t
         assert t in (1, 2)  # after a failed sync only the file knows; both are one value a tick
         commit(store, epoch, t + 1)
