@@ -64,6 +64,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     return wheel, sdist
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_three_portions_and_nothing_else(distributions: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(distributions[0]).namelist()
     version = PROJECT["version"]
@@ -96,6 +97,7 @@ def test_the_wheel_holds_the_three_portions_and_nothing_else(distributions: tupl
     assert {name for name in names if name.endswith(".py")} == sources
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, sdist = distributions
     with tarfile.open(sdist) as archive:
