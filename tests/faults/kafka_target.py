@@ -29,7 +29,7 @@ from tests.faults.recorded_history import (
 from evertally.pipelines.kafka.local_broker import LocalCluster
 from evertally.pipelines.releases import Release
 
-__all__ = ["JUMPS_S", "KafkaTarget", "StreamReaders", "clock_set_by"]
+__all__ = ["JUMPS_S", "FedStream", "KafkaTarget", "clock_set_by"]
 
 _START_S = 240.0
 JUMPS_S = (-3600, 3600, 10 * 365 * 86_400)
@@ -56,16 +56,8 @@ class StreamReaders:
         self._stream = stream
         location = stream.ledger if "://" in stream.ledger else str(stream.folder / stream.ledger)
         self._ledger = LedgerReader(location)
-        self._topic = KafkaConsumer(
-            bootstrap_servers=stream.servers,
-            isolation_level="read_uncommitted",
-            enable_auto_commit=False,
-            fetch_max_wait_ms=50,
-            **QUIET,
-        )
         places = [TopicPartition(f"{stream.name}.releases", number) for number in range(stream.shards)]
-        self._topic.assign(places)
-        self._topic.seek_to_beginning(*places)
+        self._read = dict.fromkeys(places, 0)
 
     def begin(self) -> Iterator[Operation]:
         """What is asked of the stream."""
@@ -74,12 +66,23 @@ class StreamReaders:
 
     def observe(self) -> Iterator[Operation]:
         """The topic first, as everybody may read it, then the ledger."""
-        ends = self._topic.end_offsets(self._topic.assignment())
-        deadline = time.monotonic() + 30
-        while any(self._topic.position(place) < end for place, end in ends.items()):
-            for records in self._topic.poll(timeout_ms=200).values():
+        topic = KafkaConsumer(  # anew each time: its brokers may be others by now
+            bootstrap_servers=self._stream.servers,
+            isolation_level="read_uncommitted",
+            enable_auto_commit=False,
+            fetch_max_wait_ms=50,
+            **QUIET,
+        )
+        topic.assign(list(self._read))
+        for place, offset in self._read.items():
+            topic.seek(place, offset)
+        ends, deadline = topic.end_offsets(list(self._read)), time.monotonic() + 60
+        while any(self._read[place] < end for place, end in ends.items()):
+            for records in topic.poll(timeout_ms=200).values():
                 yield from self._saw("topic, as it is written", records)
+            self._read = {place: topic.position(place) for place in self._read}  # marks have places too
             assert time.monotonic() < deadline, "the releases cannot be read"
+        topic.close(autocommit=False)
         yield from self._ledger.read()
         yield Instant()
 
@@ -96,16 +99,60 @@ class StreamReaders:
         for key, total in self._stream.totals().items():
             yield Counted(self._stream.name, key, total)
 
-    def close(self) -> None:
-        """Leave the broker."""
-        self._topic.close(autocommit=False)
-
     @staticmethod
     def _saw(place: str, records: list[object]) -> Iterator[Operation]:
         for record in records:
             key, value = getattr(record, "key", None), getattr(record, "value", None)
             if key is not None and value is not None:
                 yield Saw(place, Release.decode(value))
+
+
+class FedStream:
+    """A stream with events that never stop, and whoever reads it.
+
+    Args:
+        stream: it runs and releases.
+        rate: events a second.
+        seed: of the events.
+    """
+
+    def __init__(self, stream: KafkaStream, rate: float, seed: int) -> None:
+        self._stream = stream
+        self._readers = StreamReaders(stream)
+        self._feed = EventFeed(stream, rate, seed)
+        self._feed.__enter__()
+        self._feeding, self._begun = True, False
+
+    def begin(self) -> Iterator[Operation]:
+        """What is asked of the stream, once."""
+        if not self._begun:
+            self._begun = True
+            yield from self._readers.begin()
+
+    def observe(self) -> Iterator[Operation]:
+        """What there is now."""
+        yield from self._readers.observe()
+
+    def wait_counted(self, timeout_s: float) -> None:
+        """Stop sending, and wait until all that was acknowledged is in the releases."""
+        self._stop()
+        self._stream.wait_totals(self._feed.sent, timeout_s=timeout_s)
+
+    def end(self, *, by_force: bool = False) -> Iterator[Operation]:
+        """What was sent, and everything that came of it."""
+        self._stream.judge()
+        for key, amount in self._feed.sent.items():
+            yield Sent(self._stream.name, key, amount)
+        yield from self._readers.end(by_force=by_force)
+
+    def close(self) -> None:
+        """Stop sending."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._feeding:
+            self._feeding = False
+            self._feed.__exit__(None, None, None)
 
 
 class KafkaTarget:
@@ -134,22 +181,17 @@ class KafkaTarget:
         self._worker = stream.start(begin="earliest", ready=False)
         self._worker.wait_ready(_START_S)
         self._instance = 1
-        self._readers = StreamReaders(stream)
-        self._begun = False
         self._nodes: list[int] = []
-        self._feed = EventFeed(stream, rate=150, seed=seed)
-        self._feed.__enter__()
+        self._jumps = 0
+        self._fed = FedStream(stream, rate=150, seed=seed)
 
     def close(self) -> None:
-        """Stop sending and reading."""
-        self._stop_feeding()
-        self._readers.close()
+        """Stop sending."""
+        self._fed.close()
 
     def inflict(self, fault: Fault) -> Iterator[Operation]:
         """One fault, at some moment of the traffic."""
-        if not self._begun:
-            self._begun = True
-            yield from self._readers.begin()
+        yield from self._fed.begin()
         time.sleep(fault.chance.uniform(0.1, 1.5))
         if fault.kind == "kill":
             self._kill(wait=fault.chance.random() < 0.5)  # else the next one may hit its start
@@ -163,25 +205,22 @@ class KafkaTarget:
             time.sleep(fault.chance.uniform(0.0, 2.0))
             self._server.start()
         elif fault.kind == "clock":
-            self._set_clock(fault.chance.choice(JUMPS_S))
+            self._jumps += 1
+            self._set_clock(JUMPS_S[self._jumps % len(JUMPS_S)])
         else:
             assert fault.kind == "broker"
             self._restart_broker(fault)
         if fault.kind != "broker":
-            yield from self._readers.observe()
+            yield from self._fed.observe()
 
     def finish(self) -> Iterator[Operation]:
         """Stop sending, wait until all of it is counted, drain."""
         if self._worker.process.poll() is not None:
             self._kill(wait=False)
         self._worker.wait_ready(_START_S)
-        self._stop_feeding()
-        self._stream.wait_totals(self._feed.sent, timeout_s=240)
+        self._fed.wait_counted(_START_S)
         assert self._worker.end() == 0
-        self._stream.judge()
-        for key, amount in self._feed.sent.items():
-            yield Sent(self._stream.name, key, amount)
-        yield from self._readers.end()
+        yield from self._fed.end()
 
     def _kill(self, *, wait: bool) -> None:
         self._worker.kill()
@@ -253,7 +292,3 @@ class KafkaTarget:
 
     def _last(self) -> int:
         return max((t for _, t, _ in self._stream.ledger_rows()), default=0)
-
-    def _stop_feeding(self) -> None:
-        if not self._feed._stop.is_set():
-            self._feed.__exit__(None, None, None)

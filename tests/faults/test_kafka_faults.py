@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,7 @@ from kafka_harness import KafkaStream
 from tests.faults.fault_schedule import inflict, the_seed
 from tests.faults.kafka_target import KafkaTarget, clock_set_by
 from tests.faults.postgres_server import Server
+from tests.kafka.conftest import _collect_what_clients_leave  # noqa: F401 - a fixture for every test
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
 
@@ -24,15 +23,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.slow, pytest.ma
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 LEDGER_IN_A_FILE = {"kill": 5, "zombie": 1, "ledger away": 1, "clock": 3}
 LEDGER_ON_A_SERVER = {"kill": 5, "zombie": 1, "ledger away": 1, "ledger restart": 2}
-
-
-@pytest.fixture(autouse=True)
-def _collect_what_clients_leave() -> Iterator[None]:
-    """kafka-python leaves sockets of lost connections to the collector: collect them here, not later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def with_a_file(servers: str, folder: Path, counts: dict[str, int], seed: int) -> None:
