@@ -215,6 +215,14 @@ def test_a_stored_row_that_cannot_be_read_is_a_damaged_ledger(tmp_path: Path) ->
     store.close()
 
 
+def test_text_that_is_none_is_a_damaged_ledger(tmp_path: Path) -> None:
+    """SQLite keeps any bytes as text, and quotes them in what it says of a damaged page."""
+    store, backend = counting_store(tmp_path)
+    with pytest.raises(IntegrityError, match="damaged text"):
+        backend.read(lambda tx: tx.rows("SELECT CAST(x'80' AS TEXT)"))
+    store.close()
+
+
 def test_stored_bytes_are_never_made_from_a_number() -> None:
     """`bytes(2**40)` is a terabyte of zeros."""
     assert (blob(b"ab"), blob(memoryview(b"ab"))) == (b"ab", b"ab")

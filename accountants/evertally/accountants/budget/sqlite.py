@@ -173,6 +173,8 @@ class _SqliteTransaction:
             return self._connection.execute(sql, parameters).fetchall()
         except apsw.Error as error:
             raise _failure(error, self._backend) from None
+        except UnicodeDecodeError:  # text in the file that is none, also in what SQLite says of damage
+            raise StorageError(IntegrityError("the ledger's file holds damaged text")) from None
 
     def run(self, sql: str, *parameters: object) -> None:
         self.rows(sql, *parameters)
