@@ -106,8 +106,8 @@ class PinkNoise:
         mean: added to every input; a public guess at the data's mean.
         scale: multiplies every input; a public guess at the data's standard deviation.
         brightness: standard deviation of one normal draw a channel that is added to all of its pixels, in
-            units of `scale`; 0 for none. Without it A holds nothing along the mean of an image, and what all
-            real images share is taken for a direction without signal.
+            units of `scale`; 0 for none. For inputs that are not centred: without it A holds nothing along
+            an image's mean, and a level that all inputs share is taken for a direction without signal.
     """
 
     seed: bytes = field(repr=False)
