@@ -46,6 +46,19 @@ def test_a_wrong_output_and_a_failing_command_are_found(tmp_path: Path) -> None:
     assert [one.reason for one in play(page, tmp_path)] == ["another output", "exit status 1"]
 
 
+def test_prompts_stand_in_fences_that_are_played() -> None:
+    left_out = []
+    for page in pages():
+        for block in blocks(page):
+            if block.language != "console":
+                assert not any(line.startswith("$ ") for line in block.lines), f"{name(page)}:{block.line}"
+            elif not block.runs:
+                left_out.append(block.marks["not run"].partition(":")[0])
+    assert left_out == ["an installation of its own; tests/packaging does it"] + [
+        "an installation of its own; the suite for training has it"
+    ]
+
+
 def test_outputs_in_shape() -> None:
     assert same(["total 17, error 2.5"], ["total -1,204, error 3"], shape=True)
     assert not same(["total 17"], ["totals 17"], shape=True)
