@@ -54,8 +54,9 @@ def test_prompts_stand_in_fences_that_are_played() -> None:
                 assert not any(line.startswith("$ ") for line in block.lines), f"{name(page)}:{block.line}"
             elif not block.runs:
                 left_out.append(block.marks["not run"].partition(":")[0])
-    assert left_out == ["an installation of its own; tests/packaging does it"] + [
-        "an installation of its own; the suite for training has it"
+    assert left_out == [
+        "an installation of its own; tests/packaging does it",
+        "an installation of its own; the suite for training has it",
     ]
 
 
