@@ -10,8 +10,8 @@ from tests.docs.commands import known_options
 from tests.docs.pages import ROOT, blocks, pages, same
 from tests.docs.play import play
 
-PLAYED = [page for page in pages() if any(block.runs for block in blocks(page))]
-WITH_KAFKA = [page for page in PLAYED if any(block.needs == "kafka" for block in blocks(page))]
+WITH_KAFKA = [page for page in pages() if any(block.needs == "kafka" for block in blocks(page))]
+PLAYED = [page for page in pages() if page not in WITH_KAFKA and any(block.runs for block in blocks(page))]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 # a command as a shell would see it, in a fence or between backticks
 CALL = re.compile(r"(?:^|[\s`(])(?:\.venv/bin/)?evertally((?: [a-z][a-z-]*)+)([^\n`|>]*)")

@@ -35,7 +35,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert "## evertally ledger verify\n" in cli_page()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_figures_of_the_readme_are_what_its_script_computes() -> None:
     spec = importlib.util.spec_from_file_location(
         "make_readme_table", ROOT / "tests" / "benchmarks" / "make_readme_table.py"

@@ -151,7 +151,7 @@ def test_a_clean_environment_runs_the_demo(distributions: tuple[Path, Path], tmp
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_lock_resolves_on_later_pythons(tmp_path: Path) -> None:
     resolving = {version: resolve(version, tmp_path) for version in LATER}
     for version, process in resolving.items():
