@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import apsw
@@ -59,6 +59,30 @@ class Job:
         if self.process.poll() is not None:
             raise AssertionError(f"the job ended:\n{self.log.read_text()[-4000:]}")
         return True
+
+
+class Supervised:
+    """A job that is started again when Kafka or its runner has failed it, as an orchestrator does.
+
+    Twice at most; what the house's own checks refuse is never tried again.
+    """
+
+    def __init__(self, start: Callable[[str | None], Job]) -> None:
+        self._start = start
+        self._left = 2
+        self.job = start("earliest")
+
+    def running(self) -> bool:
+        if self.job.process.poll() is not None:
+            log = self.job.log.read_text()
+            if not self._left or "IntegrityError" in log or "Fenced" in log:
+                return self.job.running()
+            self._left -= 1
+            self.restart()
+        return True
+
+    def restart(self) -> None:
+        self.job = self._start(None)
 
 
 def late_stream(servers: str, folder: Path) -> KafkaStream:
@@ -157,7 +181,7 @@ def head(stream: KafkaStream) -> int:
     return int(str(found[0][0] or 0))
 
 
-def wait_released(job: Job, stream: KafkaStream, sent_ms: float, timeout_s: float) -> None:
+def wait_released(job: Job | Supervised, stream: KafkaStream, sent_ms: float, timeout_s: float) -> None:
     """Wait until ticks are published that ended well after the last event was sent."""
     due = (sent_ms + 5000 - stream.start_ms) / 1000 / stream.tick_s + 1
     wait_until("later ticks", lambda: job.running() and head(stream) > due, timeout_s, 0.5)

@@ -15,6 +15,7 @@ from kafka import KafkaProducer
 from kafka_harness import EventFeed, InThread, KafkaStream, free_port, wait_until
 from tests.beam.prism_streams import (
     Job,
+    Supervised,
     head,
     late_stream,
     observed,
@@ -55,12 +56,12 @@ def results(
     folder = tmp_path_factory.mktemp("cases")
     streams = {
         one.name: stream_of(
-            one, servers, folder, tick_s=20.0 if len(one.keys) > 1000 else 1.0, closings=one.name == CLOSED
+            one, servers, folder, tick_s=10.0 if len(one.keys) > 1000 else 1.0, closings=one.name == CLOSED
         )
         for one in LIVE
     }
     listed = [*streams.values(), late]
-    job = start_many(prism, "earliest", listed, folder / "job.log")
+    job = Supervised(lambda begin: start_many(prism, begin, listed, folder / "job.log"))
     releaser = InThread(Worker(load_worker_config(streams[CLOSED].config()), release_only=True))
     try:
         releaser.__enter__()
@@ -73,10 +74,10 @@ def results(
         for drain in (False, True):
             time.sleep(chance.uniform(1, 4))
             if drain:
-                assert job.drain() == 0
+                assert job.job.drain() == 0
             else:
-                job.kill()
-            job = start_many(prism, None, listed, folder / "job.log")
+                job.job.kill()
+            job.restart()
             wait_until("releases again", _more(streams["hot key"], job), 240, 1.0)
         for feed in feeds:
             feed.join()
@@ -86,12 +87,12 @@ def results(
         wait_until("the ticks ahead", lambda: job.running() and head(late) >= early.last, 240, 0.5)
         assert releaser.error is None, releaser.error
     finally:
-        job.kill()
+        job.job.kill()
         releaser.__exit__()
     return {one.name: observed(streams[one.name], one) for one in LIVE}, early
 
 
-def _send_late(job: Job, stream: KafkaStream) -> LateEvents:
+def _send_late(job: Supervised, stream: KafkaStream) -> LateEvents:
     """Send events of ticks that are far from closed; they are read once before anything is killed."""
 
     def now() -> int:
@@ -104,7 +105,7 @@ def _send_late(job: Job, stream: KafkaStream) -> LateEvents:
     return sent
 
 
-def _more(stream: KafkaStream, job: Job) -> Callable[[], bool]:
+def _more(stream: KafkaStream, job: Job | Supervised) -> Callable[[], bool]:
     had = head(stream)
     return lambda: job.running() and head(stream) > had
 
