@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from evertally.errors import EvertallyError, IntegrityError, ServiceUnavailable
 
-__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer", "blob", "declared", "read_stored"]
+__all__ = ["Backend", "Retry", "StorageError", "Transaction", "Writer", "blob", "read_stored"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -98,7 +98,7 @@ def read_stored(backend: Backend, work: Callable[[Transaction], T]) -> T:
     try:
         return backend.read(work)
     except Exception as error:
-        raise declared(error) from None
+        raise _declared(error) from None
 
 
 def blob(value: object) -> bytes:
@@ -108,7 +108,7 @@ def blob(value: object) -> bytes:
     raise TypeError("stored bytes are of another type")
 
 
-def declared(error: Exception) -> Exception:
+def _declared(error: Exception) -> Exception:
     """The error for callers: what a row of other types and texts than ours leads to is a damaged ledger."""
     if isinstance(error, EvertallyError) or not isinstance(error, _UNREADABLE):
         return error
@@ -258,7 +258,7 @@ def _attempt(transaction: Transaction, job: _Job[Any], *, alone: bool) -> None:
     except StorageError:
         raise
     except Exception as error:
-        job.error = declared(error)
+        job.error = _declared(error)
         transaction.memo.clear()
         if not alone:
             transaction.run("ROLLBACK TO SAVEPOINT job")

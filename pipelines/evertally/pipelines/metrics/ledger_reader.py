@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from evertally.accountants.budget.sql import declared
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.counters.windows import window_power
 from evertally.errors import EvertallyError, IntegrityError
@@ -46,6 +45,7 @@ _TICK: Final = (
 )
 _GRID_UNITS: Final = 2.0**30
 _TWO_ROUNDINGS: Final = 1.0 / 6.0
+_UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 def read_heads(view: LedgerView, stream: str) -> tuple[ShardHead, ...]:
@@ -57,7 +57,14 @@ def read_heads(view: LedgerView, stream: str) -> tuple[ShardHead, ...]:
         with view.snapshot() as rows:
             return tuple(ShardHead(int(t), int(published)) for t, published in rows(_HEADS_OF, stream))
     except Exception as error:
-        raise declared(error) from None
+        raise _declared(error) from None
+
+
+def _declared(error: Exception) -> Exception:
+    """What a row of other types and texts than ours leads to is a damaged ledger."""
+    if isinstance(error, EvertallyError) or not isinstance(error, _UNREADABLE):
+        return error
+    return IntegrityError(f"a stored row cannot be read: {type(error).__name__}")
 
 
 class LedgerReader:
@@ -90,7 +97,7 @@ class LedgerReader:
                 for row in rows(_STREAMS):
                     seen[row[0]] = self._stream(rows, row, tuple(heads.get(row[0], ())))
         except Exception as error:
-            raise declared(error) from None
+            raise _declared(error) from None
         self._streams = seen
         return Standing(scopes, tuple(known.standing for known in seen.values()))
 
