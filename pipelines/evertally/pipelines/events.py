@@ -40,7 +40,7 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
-_CACHE_ENTRIES = 65_536
+_CACHE_ENTRIES = 16_384
 _CACHED_FIELD_LENGTH = 64
 _REASONS: Final = tuple(Reason)
 _NO_REFUSAL: Final = -(2**62)  # parsed columns hold refusals as integers below every real value

@@ -174,7 +174,7 @@ class Release(NamedTuple):
             raise InvalidParameter("releases", "a line with other fields", RELEASE_SCHEMA) from None
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def encode_stderr(stderr: float) -> str:
     """A standard error to six significant digits, as a JSON number."""
     return f"{stderr:.6g}"

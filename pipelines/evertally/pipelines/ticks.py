@@ -67,7 +67,7 @@ class TickGrid:
         return self.end_ms(self.ticks)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def format_ms(ms: int) -> str:
     """Epoch milliseconds as RFC 3339 in UTC, with a fraction only where there is one.
 
@@ -79,7 +79,7 @@ def format_ms(ms: int) -> str:
     return f"{text}.{ms % 1000:03d}Z" if ms % 1000 else f"{text}Z"
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def parse_ms(text: str) -> int:
     """The inverse of `format_ms`. Raises ValueError for any other form."""
     moment = datetime.datetime.fromisoformat(text)
