@@ -24,6 +24,7 @@ __all__ = [
     "EVENT",
     "Loss",
     "SourceConfig",
+    "as_written",
     "read_bound",
     "read_keys",
     "read_loss",
@@ -199,15 +200,15 @@ def read_loss(
         if order is None:
             return Loss(Scope(scope_name, unit, adjacency, cap, cap_delta), part)
         renyi = Scope(
-            scope_name, unit, adjacency, _whole(cap), cap_delta, filter="renyi", order=_whole(order)
+            scope_name, unit, adjacency, as_written(cap), cap_delta, filter="renyi", order=as_written(order)
         )
         return Loss(renyi, part)
 
     return mistakes.attempt(loss)
 
 
-def _whole(value: float) -> float | int:
-    """8.0 as 8: a scope keeps amounts as they are written, and a training run writes whole ones so."""
+def as_written(value: float) -> float | int:
+    """8.0 as 8: a scope keeps amounts as they are written, and 8 is how others write it."""
     return int(value) if value == int(value) else value
 
 

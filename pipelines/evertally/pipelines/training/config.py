@@ -16,6 +16,7 @@ from evertally.accountants.budget.amounts import decimal_text
 from evertally.accountants.budget.canonical import name as checked_name
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import InvalidParameter
+from evertally.pipelines.config_parts import as_written
 from evertally.pipelines.config_table import ConfigTable, InvalidConfig, Mistakes
 from evertally.pipelines.kafka.connection_config import read_broker
 from evertally.pipelines.metrics import Listen, parse_listen, read_metrics_listen
@@ -198,11 +199,11 @@ def _budget(
                 name,
                 unit,
                 adjacency,
-                _whole(epsilon),
+                as_written(epsilon),
                 delta or 1e-6,
-                epsilon_lines="0" if lines is None else _whole(lines),
+                epsilon_lines="0" if lines is None else as_written(lines),
                 filter="renyi",
-                order=_whole(order or _ORDER),
+                order=as_written(order or _ORDER),
             )
         )
     elif delta is not None or order is not None or lines is not None:
@@ -219,11 +220,6 @@ def _budget(
         None if token is None else folder / token,
         None if ca is None else folder / ca,
     )
-
-
-def _whole(value: float) -> float | int:
-    """8.0 as 8: a scope keeps amounts as they are written, and 8 is how others write it."""
-    return int(value) if value == int(value) else value
 
 
 def _public(metrics: ConfigTable, mistakes: Mistakes) -> Listen | None:
