@@ -15,11 +15,16 @@ from kafka_harness import KafkaStream
 from tests.faults.fault_schedule import inflict, the_seed
 from tests.faults.kafka_target import KafkaTarget, clock_set_by
 from tests.faults.postgres_server import Server
-from tests.kafka.conftest import _collect_what_clients_leave  # noqa: F401 - a fixture for every test
 
 from evertally.pipelines.kafka.local_broker import LocalCluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.faults,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("collect_what_clients_leave"),
+]
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 LEDGER_IN_A_FILE = {"kill": 5, "zombie": 1, "ledger away": 1, "clock": 3}
 LEDGER_ON_A_SERVER = {"kill": 5, "zombie": 1, "ledger away": 1, "ledger restart": 2}

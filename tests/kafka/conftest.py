@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +10,8 @@ from kafka_harness import KafkaStream
 
 
 @pytest.fixture(autouse=True)
-def _collect_what_clients_leave() -> Iterator[None]:
-    """kafka-python leaves sockets of lost connections to the collector: collect them here, not later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+def _collected(collect_what_clients_leave: None) -> None:
+    """For every test here."""
 
 
 @pytest.fixture

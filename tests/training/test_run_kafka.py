@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import secrets
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +22,11 @@ from evertally.pipelines.training.examples_kafka import KafkaExamples
 from evertally.pipelines.training.run import train_run
 from evertally.testing import CrashPoints, SimulatedCrash
 
-pytestmark = [pytest.mark.train, pytest.mark.kafka]
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.kafka,
+    pytest.mark.usefixtures("collect_what_clients_leave"),
+]
 
 POM = Path(__file__).parents[2] / "deploy" / "kafka" / "pom.xml"
 FORM = ExampleForm(("x",), (6,), 0, "y", 3, "")
@@ -44,14 +46,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(missing)
     with LocalCluster(fetch_jars(POM), tmp_path_factory.mktemp("kafka")) as cluster:
         yield cluster.bootstrap_servers
-
-
-@pytest.fixture(autouse=True)
-def _collect_what_clients_leave() -> Iterator[None]:
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def topic_of(servers: str, partitions: int = 3) -> str:
