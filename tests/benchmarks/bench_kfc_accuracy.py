@@ -236,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", choices=TASKS, default="cnn14")
     parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", help="names with commas between; default: all that the task has")
     parser.add_argument("--seeds", type=int, default=len(FRESH))
     parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
@@ -244,7 +244,9 @@ def main() -> None:
     if arguments.page:
         page()
         return
-    measure(task(arguments.task), arguments.epsilon, arguments.methods.split(","), arguments.seeds)
+    suited = [name for name in METHODS if arguments.task != "text" or name not in IMAGES_ONLY]
+    methods = arguments.methods.split(",") if arguments.methods else suited
+    measure(task(arguments.task), arguments.epsilon, methods, arguments.seeds)
 
 
 if __name__ == "__main__":
