@@ -187,6 +187,7 @@ def test_a_state_that_is_too_old_stops_the_releaser(servers: str, tmp_path: Path
     stream.judge()
 
 
+@pytest.mark.soak
 def test_late_and_early_events_by_their_own_time(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
     """Out of order within the lateness: each in its own tick. Later ones: the earliest open one."""
     stream = FlinkStream(
