@@ -35,7 +35,7 @@ def test_30_kills_of_a_beam_job(servers: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalFlink]:
+def flink(tmp_path: Path) -> Iterator[LocalFlink]:
     short = {"env.java.opts.taskmanager": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     with LocalFlink(tmp_path / "flink", FLINK_PYTHON, slots=1, extra=short) as running:
         yield running
@@ -43,11 +43,11 @@ def cluster(tmp_path: Path) -> Iterator[LocalFlink]:
 
 @pytest.mark.flink
 @pytest.mark.skipif(not FLINK_PYTHON.exists(), reason="no Flink: run `make flink-venv`")
-def test_20_kills_of_task_managers(servers: str, tmp_path: Path, cluster: LocalFlink) -> None:
+def test_20_kills_of_task_managers(servers: str, tmp_path: Path, flink: LocalFlink) -> None:
     seed = the_seed()
     stream = FlinkStream(servers, tmp_path, tick_s=1.0)
     stream.make_topics()
-    target = FlinkTarget(cluster, stream, seed)
+    target = FlinkTarget(flink, stream, seed)
     try:
         inflict(target, {"kill": 20}, seed)
     finally:
