@@ -16,7 +16,7 @@ from typing import Final, NoReturn, Self
 
 from evertally.accountants.budget.ledger import OpenedStream
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.durable import sync_folder
+from evertally.pipelines.durable import write_private
 from evertally.pipelines.keyfile import KeyFile
 
 __all__ = ["AggregationKeys"]
@@ -83,18 +83,8 @@ class AggregationKeys:
     def write(self, path: Path) -> None:
         """Write the file, in place of an older one. Raises InvalidParameter, StorageFull."""
         body = _BODY.pack(self.stream_id, self.incarnation, self.closing, self.unit, self.dead_letter)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_MAGIC + body + _checksum(body))
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(path.parent)
+            write_private(path, _MAGIC + body + _checksum(body), os.replace)
         except FileNotFoundError:
             raise InvalidParameter("aggregation keys", str(path), "a path in an existing folder") from None
         except PermissionError:

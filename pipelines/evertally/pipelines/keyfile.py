@@ -17,7 +17,7 @@ from typing import Final, NoReturn, Self
 
 from evertally.counters.keys import NoiseKey, derive_key
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.durable import sync_folder
+from evertally.pipelines.durable import write_private
 from evertally.validation import one_of
 
 __all__ = ["KeyFile"]
@@ -48,18 +48,9 @@ class KeyFile:
     def create(cls, path: Path) -> Self:
         """Make a new key file. Raises FileExistsError where the path exists."""
         secret = os.urandom(_SECRET_BYTES)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(_MAGIC + secret + _checksum(secret))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.link(temporary, path)  # fails where the path exists: two starters never use two secrets
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(path.parent)
+            # a link fails where the path exists: two starters never use two secrets
+            write_private(path, _MAGIC + secret + _checksum(secret), os.link)
         except FileExistsError:
             raise
         except FileNotFoundError:
