@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from tests.training.training_runs import Toy, blobs
 
 from evertally.errors import IntegrityError
 from evertally.pipelines.kafka.broker import Broker
-from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars, missing_tool
 from evertally.pipelines.training.examples import ExampleForm
 from evertally.pipelines.training.examples_kafka import KafkaExamples
 from evertally.pipelines.training.run import train_run
@@ -28,24 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("collect_what_clients_leave"),
 ]
 
-POM = Path(__file__).parents[2] / "deploy" / "kafka" / "pom.xml"
 FORM = ExampleForm(("x",), (6,), 0, "y", 3, "")
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker; EVERTALLY_TEST_KAFKA names one that runs already."""
-    running = os.environ.get("EVERTALLY_TEST_KAFKA")
-    if running:
-        yield running
-        return
-    missing = missing_tool()
-    if missing is not None:
-        if os.environ.get("CI"):
-            pytest.fail(f"needs Java and Maven: {missing}")
-        pytest.skip(missing)
-    with LocalCluster(fetch_jars(POM), tmp_path_factory.mktemp("kafka")) as cluster:
-        yield cluster.bootstrap_servers
 
 
 def topic_of(servers: str, partitions: int = 3) -> str:
