@@ -34,6 +34,7 @@ class Method:
         source: of the probes: "pink" (Zipf for text), "lit" (pink of random brightness), "public", "digits",
             "photographs", or "oracle", the private data themselves.
         alpha: exponent of synthetic probes.
+        gamma: damping, relative to a factor's mean eigenvalue; None takes the run's own.
         optimizer: "sgd", "adambc" or "disk".
         after: transform noisy gradients, not clipped ones.
         noise: False where nothing is clipped and no noise is added.
@@ -45,6 +46,7 @@ class Method:
     transform: str = "none"
     source: str = "pink"
     alpha: float = 2.0
+    gamma: float | None = None
     optimizer: str = "sgd"
     after: bool = False
     noise: bool = True
@@ -69,6 +71,8 @@ METHODS: dict[str, Method] = {
     "kfc-1": Method("DP-KFC, ours, alpha 1", "relative", alpha=1.0),
     "kfc-2": Method("DP-KFC, ours, alpha 2", "relative"),
     "kfc-lit": Method("DP-KFC, ours, alpha 2, probes of random brightness", "relative", "lit"),
+    "kfc-damped": Method("DP-KFC, ours, alpha 2, gamma 4", "relative", gamma=4.0),
+    "kfc-disk": Method("DP-KFC, ours, and DiSK", "relative", optimizer="disk", rates=(0.25, 0.5, 1.0)),
     "kfc-adambc": Method(
         "DP-KFC, ours, and DP-AdamBC", "relative", optimizer="adambc", rates=ADAM, scales=False
     ),
@@ -141,7 +145,8 @@ def preconditioner_of(method: Method, task: Task, model: nn.Module, options: Opt
     probe, loss = probe_of(method, task, options), CrossEntropy()
     if method.transform == "diagonal":
         return AdaptiveDiagonal(model, loss, probe, gamma=options.gamma, probes=options.probes)
-    gamma = None if method.transform == "paper" else options.gamma
+    relative = options.gamma if method.gamma is None else method.gamma
+    gamma = None if method.transform == "paper" else relative
     return KroneckerPreconditioner(
         model, loss, probe, mode=method.transform, gamma=gamma, probes=options.probes
     )
