@@ -27,12 +27,13 @@ from pathlib import Path
 
 from evertally.pipelines.bounding import UnitBound, UnitBounder, UnitNumbers
 from evertally.pipelines.dead_letters import DeadLetterFile
-from evertally.pipelines.events import EventParser, Source
+from evertally.pipelines.events import EventParser
 from evertally.pipelines.local.aggregate import aggregate
-from evertally.pipelines.local.csv_source import CsvSource, FieldNames
+from evertally.pipelines.local.csv_source import CsvSource
 from evertally.pipelines.local.demo import CARRIERS, demo_config
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
 from evertally.pipelines.local.lines import LineReader
+from evertally.pipelines.raw_records import FieldNames, Source
 
 EVENTS = 328_521
 CSV_BAR, JSON_BAR, MEMORY_BAR_MB = 400_000, 250_000, 400

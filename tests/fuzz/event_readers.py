@@ -22,9 +22,10 @@ from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.event_batches import EventReader
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.kafka.unit_events import unit_numbers
-from evertally.pipelines.local.csv_source import CsvSource, FieldNames
+from evertally.pipelines.local.csv_source import CsvSource
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
 from evertally.pipelines.local.lines import LineReader
+from evertally.pipelines.raw_records import FieldNames
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid
 

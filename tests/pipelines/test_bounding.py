@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from evertally.pipelines import bounding
 from evertally.pipelines.bounding import UnitBound, UnitBounder, UnitNumbers
-from evertally.pipelines.events import EventColumns, EventParser, RawBatch, ValueRule
+from evertally.pipelines.events import EventColumns, EventParser, ValueRule
+from evertally.pipelines.raw_records import RawBatch
 from evertally.pipelines.ticks import TickGrid
 
 GRID = TickGrid(0, 10, 40)

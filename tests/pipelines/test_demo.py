@@ -18,9 +18,10 @@ from evertally.pipelines.closings import TickSums
 from evertally.pipelines.dead_letters import DeadLetterFile
 from evertally.pipelines.events import EventParser
 from evertally.pipelines.local.aggregate import aggregate
-from evertally.pipelines.local.csv_source import CsvSource, FieldNames
+from evertally.pipelines.local.csv_source import CsvSource
 from evertally.pipelines.local.demo import CARRIERS, demo_config, true_totals
 from evertally.pipelines.local.lines import LineReader
+from evertally.pipelines.raw_records import FieldNames
 from evertally.pipelines.releases import read_releases
 from evertally.testing import HistoryChecker
 

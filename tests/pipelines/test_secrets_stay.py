@@ -12,8 +12,9 @@ import pytest
 from evertally.counters import CounterBank, KeyedNoise, NoiseKey, Rational, RunningCounter
 from evertally.pipelines.bounding import UnitBound, UnitBounder, UnitNumbers
 from evertally.pipelines.closings import Closing, ClosingBlock, TickSums
-from evertally.pipelines.events import EventParser, RawBatch, ValueRule
+from evertally.pipelines.events import EventParser, ValueRule
 from evertally.pipelines.local.lines import LineBlock
+from evertally.pipelines.raw_records import RawBatch
 from evertally.pipelines.sealing import Sealer
 from evertally.pipelines.text_columns import PackedColumn
 from evertally.pipelines.ticks import TickGrid

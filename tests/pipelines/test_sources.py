@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import EventParser, Refusal, ValueRule
+from evertally.pipelines.events import EventParser, ValueRule
 from evertally.pipelines.json_values import object_or_reason
 from evertally.pipelines.local import csv_source, jsonl_source, lines
-from evertally.pipelines.local.csv_source import CsvSource, FieldNames
+from evertally.pipelines.local.csv_source import CsvSource
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
 from evertally.pipelines.local.lines import LineReader
+from evertally.pipelines.raw_records import FieldNames, Refusal
 from evertally.pipelines.ticks import TickGrid, parse_ms
 
 GRID = TickGrid(parse_ms("2013-01-01T00:00:00Z"), 3_600_000, 24)

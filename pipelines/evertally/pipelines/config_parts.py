@@ -16,7 +16,7 @@ from evertally.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.config_table import ConfigTable, Mistakes
 from evertally.pipelines.events import ValueRule
-from evertally.pipelines.local.csv_source import FieldNames
+from evertally.pipelines.raw_records import FieldNames
 from evertally.pipelines.ticks import TickGrid
 from evertally.pipelines.timestamps import BadTimestamp, load_timezone, parse_timestamp
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from enum import Enum
 from fractions import Fraction
-from typing import Final, NoReturn, Protocol, cast
+from typing import Final, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
+from evertally.pipelines.raw_records import Column, Field, Mark, RawBatch, Refusal
 from evertally.pipelines.text_columns import PackedColumn, character_matrix
 from evertally.pipelines.ticks import TickGrid
 from evertally.pipelines.timestamp_columns import parse_uniform
@@ -27,14 +27,8 @@ from evertally.pipelines.timestamps import BadTimestamp, parse_timestamp
 from evertally.validation import integer
 
 __all__ = [
-    "Column",
     "EventColumns",
     "EventParser",
-    "Field",
-    "Mark",
-    "RawBatch",
-    "Refusal",
-    "Source",
     "ValueRule",
 ]
 
@@ -48,57 +42,6 @@ _LARGEST_VALUE: Final = 2**63
 _INTEGER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.ASCII | re.IGNORECASE)
-
-
-class Mark(Enum):
-    """What stands in a raw column where there is no text."""
-
-    MISSING = "missing"
-    WRONG_TYPE = "wrong type"
-
-
-Field = str | Mark
-Column = Sequence[Field] | PackedColumn
-Refusal = tuple[int, int, Reason]  # line, byte offset, reason
-
-
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class RawBatch:
-    """The used fields of consecutive lines, one list a column, and the lines refused before that.
-
-    Attributes:
-        timestamps: time stamps as text.
-        keys: keys as text.
-        values: values as text, or None where every event counts 1.
-        units: privacy units as text, or None at event level.
-        position: (line, byte offset) of a row of these lists.
-        refused: lines that could not be split into fields.
-    """
-
-    timestamps: Column
-    keys: Column
-    values: Column | None
-    units: Column | None
-    position: Callable[[int], tuple[int, int]]
-    refused: Sequence[Refusal]
-
-    def __repr__(self) -> str:
-        return f"RawBatch(rows={len(self.timestamps)}, <redacted>)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("raw events are not pickled")
-
-
-class Source(Protocol):
-    """An input of events that ends: everything up to its verified end, in any order."""
-
-    def batches(self) -> Iterator[RawBatch]:
-        """Batches of raw fields. Ends normally only when the whole input was read and verified."""
-        ...
-
-    def position(self) -> bytes:
-        """Opaque position after the last batch; sensitive, for the sealed state only."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import Field, Mark
+from evertally.pipelines.raw_records import Field, Mark
 
 __all__ = ["Number", "decode_json", "numbers", "object_or_reason", "objects_of_lines", "scan", "texts"]
 

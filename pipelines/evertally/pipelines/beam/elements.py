@@ -19,11 +19,12 @@ from evertally.pipelines.beam.parts import Part
 from evertally.pipelines.beam.stream_ref import AggregationRef, Handle, StreamRef, opened
 from evertally.pipelines.clock import AnchoredClock, Clock
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
+from evertally.pipelines.events import EventColumns, EventParser
 from evertally.pipelines.json_values import Number, decode_json, numbers, texts
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.kafka.unit_events import unit_numbers
+from evertally.pipelines.raw_records import Field, RawBatch, Refusal
 from evertally.pipelines.ticks import TickGrid
 
 __all__ = ["DEAD_LETTERS", "CheckElements", "Counting", "parts_of", "tick_start"]

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evertally.pipelines.aggregation_keys import AggregationKeys
-from evertally.pipelines.events import EventColumns, Refusal
+from evertally.pipelines.events import EventColumns
 from evertally.pipelines.flink.messages import ARRIVAL, NO_ROWS, Letter, Message
 from evertally.pipelines.flink.parameters import JobParameters
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
 from evertally.pipelines.kafka.unit_events import unit_numbers
+from evertally.pipelines.raw_records import Refusal
 
 __all__ = ["BatchCombiner"]
 

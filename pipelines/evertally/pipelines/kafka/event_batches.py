@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import EventColumns, EventParser, Field, RawBatch, Refusal
+from evertally.pipelines.events import EventColumns, EventParser
 from evertally.pipelines.json_values import decode_json, numbers, texts
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.avro_values import AvroDecoder
 from evertally.pipelines.kafka.source_config import EventFormat
+from evertally.pipelines.raw_records import Field, RawBatch, Refusal
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from evertally.pipelines.bounding import UnitBounder
 from evertally.pipelines.closings import TickSums
 from evertally.pipelines.dead_letters import DeadLetterFile
-from evertally.pipelines.events import EventColumns, EventParser, Source
+from evertally.pipelines.events import EventColumns, EventParser
+from evertally.pipelines.raw_records import Source
 from evertally.pipelines.ticks import TickGrid
 
 __all__ = ["aggregate"]

@@ -16,23 +16,13 @@ import numpy as np
 
 from evertally.errors import InvalidParameter
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import Column, RawBatch, Refusal
 from evertally.pipelines.local.lines import MAX_LINE_BYTES, LineBlock, LineReader
+from evertally.pipelines.raw_records import Column, FieldNames, RawBatch, Refusal
 from evertally.pipelines.text_columns import PackedColumn
 
-__all__ = ["CsvSource", "FieldNames"]
+__all__ = ["CsvSource"]
 
 _SPECIAL: Final = (b'"', b"\r", b"\0")
-
-
-@dataclass(frozen=True, slots=True)
-class FieldNames:
-    """Which fields of a record an event is made of; None where the stream does not use one."""
-
-    timestamp: str
-    key: str
-    value: str | None = None
-    unit: str | None = None
 
 
 class CsvSource:

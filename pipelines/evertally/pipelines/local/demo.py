@@ -20,9 +20,9 @@ from evertally.errors import StorageFull
 from evertally.pipelines.config import RunConfig
 from evertally.pipelines.config_parts import SourceConfig
 from evertally.pipelines.events import ValueRule
-from evertally.pipelines.local.csv_source import FieldNames
 from evertally.pipelines.local.runner import Progress, run_local, stream_exists
 from evertally.pipelines.plot import ReleaseTable, draw_releases
+from evertally.pipelines.raw_records import FieldNames
 from evertally.pipelines.releases import StreamHeader, read_releases
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import TickGrid, parse_ms

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from evertally.pipelines.dead_letters import Reason
-from evertally.pipelines.events import RawBatch, Refusal
 from evertally.pipelines.json_values import numbers, object_or_reason, objects_of_lines, scan, texts
-from evertally.pipelines.local.csv_source import FieldNames
 from evertally.pipelines.local.lines import MAX_LINE_BYTES, LineBlock, LineReader
+from evertally.pipelines.raw_records import FieldNames, RawBatch, Refusal
 
 __all__ = ["JsonLinesSource"]
 

@@ -22,12 +22,13 @@ from evertally.pipelines.bounding import UnitBounder, UnitNumbers
 from evertally.pipelines.closings import ClosingBlock, TickSums
 from evertally.pipelines.config import RunConfig
 from evertally.pipelines.dead_letters import DeadLetterFile
-from evertally.pipelines.events import EventParser, Source
+from evertally.pipelines.events import EventParser
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.local.aggregate import aggregate
 from evertally.pipelines.local.csv_source import CsvSource
 from evertally.pipelines.local.jsonl_source import JsonLinesSource
 from evertally.pipelines.local.lines import LineReader
+from evertally.pipelines.raw_records import Source
 from evertally.pipelines.releaser import Releaser
 from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.sinks import FileSink, Sink
