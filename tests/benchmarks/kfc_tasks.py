@@ -89,6 +89,14 @@ def mlp14() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+PLANS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "cnn14": (cnn14, 31, 5),
+    "cnn14-large": (cnn14, 10, 15),
+    "mlp14": (mlp14, 20, 10),
+}
+"""Model, bins and passes; "large" has three times the batch and the passes, and as many steps."""
+
+
 def digits(name: str) -> Task:
     """8,000 to train, 1,500 to test, 500 as public examples of the same domain; 14 x 14 by mean pooling.
 
@@ -100,7 +108,7 @@ def digits(name: str) -> Task:
 
     x, y = mnist()
     x, y = scaled((nn.functional.avg_pool2d(x, 2), y))
-    model, batches, epochs = (cnn14, 31, 5) if name == "cnn14" else (mlp14, 20, 10)
+    model, batches, epochs = PLANS[name]
     public = {
         "public": lambda: (x[9500:], y[9500:]),
         "digits": lambda: scaled(kfc_public.other_digits()),
