@@ -5,6 +5,7 @@ Noise here comes from a seeded generator, not from the keyed stream: the run is 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -117,7 +118,7 @@ class Outcome:
         accuracy: percent of the test set.
         cpu_s: CPU seconds, refreshes included.
         condition: largest condition number of a root over the run, or 0.
-        smallest: smallest eigenvalue of a factor over the run, relative to the mean, or 0.
+        smallest: smallest eigenvalue of an A over the run, relative to its mean, or 0.
     """
 
     accuracy: float
@@ -187,13 +188,13 @@ def train(
         optimizer = Disk(model, rate=rate)
     if method.after:
         optimizer = PreconditionAfter(model, preconditioner, optimizer)
-    condition = smallest = 0.0
+    condition, smallest = 0.0, math.inf
     for step in range(task.batches * task.epochs):
         if step % (chosen.refresh_every or 2 * task.batches) == 0:
             preconditioner.refresh(model, step)
             figures = preconditioner.metrics()
             condition = max([condition, *(v for k, v in figures.items() if k.startswith("condition"))])
-            smallest = min([smallest or 1.0, *(v for k, v in figures.items() if k.startswith("smallest"))])
+            smallest = min([smallest, *(v for k, v in figures.items() if k.startswith("smallest_a"))])
         members = torch.from_numpy(np.flatnonzero(bins == step % task.batches))
         sums = clipper.sum([MicroBatch((x[members],), y[members])]).tensors
         optimizer.step({
@@ -203,4 +204,4 @@ def train(
     used = time.process_time() - started
     with torch.no_grad():
         right = (model(task.test[0]).argmax(1) == task.test[1]).double().mean()
-    return Outcome(100 * float(right), used, condition, smallest)
+    return Outcome(100 * float(right), used, condition, smallest if math.isfinite(smallest) else 0.0)
