@@ -285,8 +285,8 @@ DP-KFC at epsilon 1, mean and standard deviation of {len(SEEDS)} seeds; one sett
 stay at refresh every 2 b steps, {PROBES} probes, alpha 2, brightness 0, gamma 0.5, clip norm {CLIP:g}, rate
 times clip norm {UPDATE:g}.
 lambda_min: smallest eigenvalue of any A, relative to its mean; the last G always has a 0 (a softmax's deltas
-sum to nothing), and so has A of images without brightness, whose mean is 0. CPU seconds are those of the whole
-run, refreshes included. A run has 200 steps (mlp14), so 1000 refreshes once.
+sum to nothing), and so has A of images without brightness, whose mean is 0. CPU seconds are of the whole run,
+refreshes included. A run has 200 steps (mlp14), so 1000 refreshes once.
 """
 
 

@@ -82,5 +82,5 @@ def test_audits_of_every_kind_of_run(
     ]  # fmt: skip
     assert all(audit.lower <= audit.epsilon for audit in found)
     if noise_multiplier < 0.5:
-        assert all(audit.lower > 0.5 for audit in found)  # or nothing was audited
+        assert all(audit.lower > 1.0 for audit in found)  # or nothing was audited; 1.85 is the least seen
     print(strategy, transform, noise_multiplier, [(round(a.lower, 2), round(a.epsilon, 2)) for a in found])
