@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from evertally.counters.asymptotic_tail import SWITCH, AsymptoticTail
-from evertally.counters.comparison import (
+from evertally.counters.log_perturbed import LogPerturbed
+from evertally.counters.rivals import MatrixHybrid
+from evertally.counters.rivals.comparison import (
     PUBLISHED_ALPHA,
     PUBLISHED_RATIOS,
     comparison_rows,
@@ -23,8 +25,6 @@ from evertally.counters.comparison import (
     published_ratio,
     square_root_bound,
 )
-from evertally.counters.log_perturbed import LogPerturbed
-from evertally.counters.rivals import MatrixHybrid
 from evertally.counters.series import log_perturbed_series
 from evertally.counters.yardstick import yardstick, yardstick_variance
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from evertally.counters.comparison import (
+from evertally.counters.log_perturbed import LogPerturbed
+from evertally.counters.rivals import BinaryTree, DoublingTrick, Hybrid, MatrixRival, measure_cost
+from evertally.counters.rivals.comparison import (
     PUBLISHED_ALPHA,
     PUBLISHED_RATIOS,
     comparison_rows,
@@ -14,8 +16,6 @@ from evertally.counters.comparison import (
     published_ratio,
     square_root_bound,
 )
-from evertally.counters.log_perturbed import LogPerturbed
-from evertally.counters.rivals import BinaryTree, DoublingTrick, Hybrid, MatrixRival, measure_cost
 from evertally.counters.yardstick import yardstick_variance
 from evertally.errors import InvalidParameter
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from evertally.counters.comparison import Contender
+from evertally.counters.rivals.comparison import Contender
 from evertally.counters.yardstick import yardstick_variance
 from evertally.errors import InvalidParameter, StorageFull
 

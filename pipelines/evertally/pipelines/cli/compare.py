@@ -14,8 +14,8 @@ from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evertally.counters.comparison import Row
     from evertally.counters.rivals import Cost
+    from evertally.counters.rivals.comparison import Row
 
 __all__ = ["compare"]
 
@@ -39,7 +39,7 @@ def compare(
     """
     begin(as_json=as_json, log_format=log_format)
     last = _tick(to)
-    from evertally.counters.comparison import comparison_rows, contenders
+    from evertally.counters.rivals.comparison import comparison_rows, contenders
 
     if plot is not None:
         from evertally.pipelines.comparison_figure import draw_comparison
