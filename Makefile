@@ -8,6 +8,8 @@ PRISM := $(HOME)/.cache/evertally/prism/2.77.0/prism
 # kubectl brings kustomize; where it is not installed, kustomize is built once, outside the checkout
 KUSTOMIZE := $(if $(shell command -v kubectl),,$(HOME)/.cache/evertally/kustomize/5.6.0/kustomize)
 PYTEST := $(DEV)/python -m pytest
+# two processes: one starts engines, the other brokers and servers, then both share the rest (tests/conftest.py)
+LANES := -n 2 --dist loadgroup --no-loadscope-reorder
 BANDIT := $(DEV)/bandit --quiet --configfile tests/audits/bandit.yaml --recursive counters accountants pipelines
 
 .DEFAULT_GOAL := help
@@ -69,11 +71,11 @@ stack: .venv-dev/.ready ## Kafka, PostgreSQL, budget, worker, exporter, Promethe
 test: lint lint-deploy .venv-train/.ready .venv-flink/.ready $(PRISM) ## everything this machine can run
 	@status=0; \
 	$(TRAIN)/python -m pytest -m "train and not soak" tests/training || status=1; \
-	$(PYTEST) -m "not soak" || status=1; \
+	$(PYTEST) -m "not soak" $(LANES) || status=1; \
 	exit $$status
 
 check: .venv-dev/.ready ## the fast subset while working
-	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka and not prism and not flink and not prometheus" -n 2
+	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka and not prism and not flink and not prometheus" -n 2 --dist loadgroup
 
 soak: .venv-dev/.ready .venv-train/.ready .venv-flink/.ready $(PRISM) ## the long runs: fresh keys, full-size faults and load
 	@status=0; \

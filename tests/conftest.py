@@ -117,11 +117,6 @@ def cluster(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-_COUNTED = ("postgres", "browser", "kafka", "faults", "prism", "flink", "train", "prometheus")
-_marked: dict[str, tuple[str, ...]] = {}
-_ran: dict[str, int] = dict.fromkeys(_COUNTED, 0)
-
-
 @pytest.fixture
 def collect_what_clients_leave() -> Iterator[None]:
     """kafka-python leaves sockets of lost connections to the collector: collect them here, not later."""
@@ -131,17 +126,38 @@ def collect_what_clients_leave() -> Iterator[None]:
         gc.collect()
 
 
+_COUNTED = ("postgres", "browser", "kafka", "faults", "prism", "flink", "train", "prometheus")
+_ran: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+# Two lanes of about equal length hold all that starts servers or clusters; two processes (`pytest -n 2
+# --dist loadgroup --no-loadscope-reorder`) take one each and then share the other modules between them.
+_LANES = {"flink": "engines", "beam": "engines", "kafka": "services", "faults": "services"}
+_SERVICES = {"postgres", "browser", "kafka", "faults", "prometheus"}
+
+
+def _lane(item: pytest.Item, markers: list[str]) -> str:
+    relative = item.path.relative_to(Path(__file__).parent)
+    named = _LANES.get(relative.parts[0])
+    return named or ("services" if _SERVICES.intersection(markers) else str(relative))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remember each test's markers; keywords would also match the names of folders."""
+    """Write each test's services into its report, and put the two lanes first."""
+    lanes: dict[str, list[pytest.Item]] = {"engines": [], "services": []}
     for item in items:
-        _marked[item.nodeid] = tuple(m for m in _COUNTED if item.get_closest_marker(m) is not None)
+        markers = [m for m in _COUNTED if item.get_closest_marker(m) is not None]
+        item.user_properties += [("service", marker) for marker in markers]
+        lane = _lane(item, markers)
+        item.add_marker(pytest.mark.xdist_group(lane))
+        lanes.setdefault(lane, []).append(item)
+    items[:] = [item for lane in lanes.values() for item in lane]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count the tests that really ran on each real service."""
     if report.when == "call" and not report.skipped:
-        for marker in _marked.get(report.nodeid, ()):
-            _ran[marker] += 1
+        for name, marker in report.user_properties:
+            if name == "service":
+                _ran[str(marker)] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
