@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class DirectStream:
 
     @property
     def spec(self) -> StreamSpec:
-        return self.case.spec(self.name, start_ms=START_MS, tick_ms=TICK_MS, closing=self.closing)
+        made = self.case.spec(self.name, start_ms=START_MS, tick_ms=TICK_MS, closing=self.closing)
+        return replace(made, unit_field="" if self.case.bound is None else "who")
 
     @property
     def ref(self) -> StreamRef:

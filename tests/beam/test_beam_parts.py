@@ -150,17 +150,17 @@ def test_a_checkpoint_stops_what_is_claimed_after_it() -> None:
 
 
 def test_units_are_cut_back_to_what_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    units = UnitLedger(tmp_path, "aa", 1, 0)
+    units = UnitLedger(tmp_path, "aa", 1, 0, 1)
     units.record(1, {5: Contributed(1, 1)})
     units.record(2, {5: Contributed(2, 2), 6: Contributed(2, 1)})
     monkeypatch.setattr("evertally.pipelines.beam.unit_ledger._BUSY_MS", 50)
     with pytest.raises(ServiceUnavailable):
-        UnitLedger(tmp_path, "aa", 1, 0)
+        UnitLedger(tmp_path, "aa", 1, 0, 1)
     units.close()
-    units = UnitLedger(tmp_path, "aa", 1, 0)
-    assert units.get([5, 6, 7]) == {5: Contributed(2, 2), 6: Contributed(2, 1)}
+    units = UnitLedger(tmp_path, "aa", 1, 0, 1)
+    assert units.get([5, 6, 7], 3) == {5: Contributed(2, 2), 6: Contributed(2, 1)}
     units.cut_back(1)
-    assert units.get([5, 6]) == {5: Contributed(1, 1)}
+    assert units.get([5, 6], 3) == {5: Contributed(1, 1)}
     with pytest.raises(IntegrityError, match="counted again"):
         units.cut_back(4)
     units.close()

@@ -13,17 +13,21 @@ from typing import Any, Final
 import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import TimestampedValue
+from numpy.typing import NDArray
 
+from evertally.errors import IntegrityError
 from evertally.pipelines.beam.elements import Counting, tick_start
 from evertally.pipelines.beam.parts import Part
 from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.stream_ref import AggregationRef, Handle, StreamRef, opened
-from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, next_turn, take_turn
 from evertally.pipelines.beam.unit_ledger import UnitLedger
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.kafka.unit_bound import bound_tick
 
 __all__ = ["BoundLive", "BoundRange"]
+
+IntArray = NDArray[np.int64]
 
 
 class _Bucket:
@@ -35,25 +39,26 @@ class _Bucket:
         self._bound: Final = bound
         self._bucket: Final = bucket
         life, incarnation = self._handle.life, self._handle.incarnation
-        self.units: Final = UnitLedger(Path(folder), life, incarnation, bucket)
+        self.units: Final = UnitLedger(Path(folder), life, incarnation, bucket, counting.buckets)
 
     def close(self) -> None:
         """Let go of the file."""
         self.units.close()
 
+    def durable(self) -> int:
+        """Last tick that is durable."""
+        return self._handle.head()
+
     def begin(self) -> int:
         """The first tick of a new job; what was bounded and is not durable is forgotten."""
-        head = self._handle.head()
+        head = self.durable()
         self.units.cut_back(head)
         return head + 1
 
     def parts(self, whole: Part, sources: int) -> Iterator[Any]:
         """((shard, tick), sealed part) for every shard, the empty ones included."""
         whole.check_whole(sources)
-        units = set(whole.rows[0].tolist())
-        self.units.cut_back(whole.t - 1)
-        kept, after = bound_tick(whole.rows, whole.t, self.units.get(units), self._bound)
-        self.units.record(whole.t, after)
+        kept = self._counted(whole)
         shard_of = np.array(self._handle.shard_of, np.int64)[kept[1]]
         for shard in range(self._handle.spec.shards):
             rows = kept[:, shard_of == shard]
@@ -64,6 +69,19 @@ class _Bucket:
             part = Part(whole.t, sums, events=count, ends={self._bucket: count}, cuts=whole.cuts)
             at = tick_start(self._counting.rule, whole.t)
             yield TimestampedValue(((shard, whole.t), self._handle.sealer.seal(part)), at)
+
+    def _counted(self, whole: Part) -> IntArray:
+        """The contributions of a tick that count, remembered; of a durable tick they are what they were."""
+        past = self.units.get(set(whole.rows[0].tolist()), whole.t)
+        kept, after = bound_tick(whole.rows, whole.t, past, self._bound)
+        if whole.t > self.units.through or whole.t > self.durable():
+            self.units.cut_back(whole.t - 1)
+            self.units.record(whole.t, after)
+        elif self.units.counted(whole.t) != after.keys():
+            raise IntegrityError(
+                f"tick {whole.t} comes again with other data than it was closed with; nothing is counted"
+            )
+        return kept
 
 
 class _BoundUnits(beam.DoFn):
@@ -87,7 +105,7 @@ class _BoundUnits(beam.DoFn):
         self._counted = counted
 
     def _open(self, bucket: int) -> _Bucket:
-        place = (self._counting.stream, self._folder, bucket)
+        place = (self._counting.stream, self._folder, bucket, self._counting.buckets)
         return _BUCKETS.get(place, lambda: _Bucket(self._counting, self._bound, self._folder, bucket))
 
 
@@ -116,14 +134,14 @@ class BoundLive(_BoundUnits):
         """Bound the ticks whose turn has come; a new job begins behind the last durable one."""
         bucket = self._open(element[0])
         sealer = opened(self._counting.stream).sealer
+        part = sealer.open(element[1])
         turn = following.read() or bucket.begin()
-        parts = take_turn(
-            sealer.open(element[1]), sealer, waiting, turn, self._sources, counted=self._counted
-        )
-        for part in parts:
-            yield from bucket.parts(part, self._sources)
-        if parts:
-            following.write(parts[-1].t + 1)
+        if self._counted and part.t > turn:  # a runner went back, and its source skipped what is durable
+            turn = max(turn, bucket.durable() + 1)
+        parts = take_turn(part, sealer, waiting, turn, self._sources, counted=self._counted)
+        for one in parts:
+            yield from bucket.parts(one, self._sources)
+        following.write(next_turn(turn, parts))
 
 
-_BUCKETS: Final[PerProcess[tuple[StreamRef | AggregationRef, str, int], _Bucket]] = PerProcess()
+_BUCKETS: Final[PerProcess[tuple[StreamRef | AggregationRef, str, int, int], _Bucket]] = PerProcess()

@@ -21,7 +21,7 @@ from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.refs import with_password
 from evertally.pipelines.beam.stream_ref import AggregationHandle, AggregationRef, opened
-from evertally.pipelines.beam.tick_order import WAITING, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, next_turn, take_turn
 from evertally.pipelines.kafka.aggregation import TickRule, positions_of
 from evertally.pipelines.kafka.sealed_records import Piece, Place, StreamSealer
 from evertally.pipelines.kafka.sums import encode_sums
@@ -142,6 +142,7 @@ class CloseTicks(beam.DoFn):
         self,
         element: tuple[int, bytes],
         waiting: Any = beam.DoFn.StateParam(WAITING),  # noqa: B008 - how Beam declares it
+        following: Any = beam.DoFn.StateParam(NEXT),  # noqa: B008 - how Beam declares it
     ) -> Iterator[Any]:
         """Close the ticks whose turn has come."""
         sealer = opened(self._step.stream).sealer
@@ -150,7 +151,9 @@ class CloseTicks(beam.DoFn):
         if part.t > here.next_tick and not here.at_head():
             here = self._writer(anew=True)
         counted = self._step.stream.topic.events is not None
-        turn = take_turn(part, sealer, waiting, here.next_tick, self._step.sources, counted=counted)
+        first = first_turn(following, here.next_tick, counted=counted)
+        turn = take_turn(part, sealer, waiting, first, self._step.sources, counted=counted)
+        following.write(next_turn(first, turn))
         if not turn:
             return
         with here.lock:

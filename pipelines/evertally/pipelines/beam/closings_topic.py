@@ -7,7 +7,6 @@ sealed; a new job goes on behind them. No member ever joins that group.
 from __future__ import annotations
 
 import base64
-import binascii
 import logging
 import threading
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from evertally.pipelines.kafka.transactions import OffsetText
 __all__ = ["POSITIONS_MAX", "ClosingsLog", "ClosingsTopic"]
 
 _TIMEOUT_MS: Final = 60_000
-_WHAT: Final = b"positions"
 _TRIES: Final = 5
 POSITIONS_MAX: Final = 300
 """Ends of ticks a text may hold for each partition: brokers take texts up to 4 KiB."""
@@ -102,10 +100,10 @@ class ClosingsLog:
         """What is to be committed with the closing of tick `through`."""
         places = self._topic.places
         if self._topic.events is None:
-            return {places[0]: OffsetText(through, self._text(through, positions))}
+            return {places[0]: OffsetText(through, self._text(places[0], through, positions))}
         stops = Cuts.decode(positions).stops
         return {
-            place: OffsetText(own[-1], self._text(through, Cuts(through, (own,)).encode()))
+            place: OffsetText(own[-1], self._text(place, through, Cuts(through, (own,)).encode()))
             for place, own in zip(places, stops, strict=True)
         }
 
@@ -113,8 +111,9 @@ class ClosingsLog:
         """Close the connection."""
         self._reader.close(autocommit=False)
 
-    def _text(self, through: int, positions: bytes) -> str:
-        sealed = base64.urlsafe_b64encode(self._sealer.seal_bytes(positions, _WHAT)).decode()
+    def _text(self, place: TopicPartition, through: int, positions: bytes) -> str:
+        what = _what(place, through)
+        sealed = base64.urlsafe_b64encode(self._sealer.seal_bytes(positions, what)).decode()
         return f"{OpenTick(self._life, self._incarnation, through + 1).encode()} {sealed}"
 
     def _read(self, place: TopicPartition) -> tuple[int, bytes]:
@@ -128,9 +127,14 @@ class ClosingsLog:
             return 0, b""
         try:
             sealed = base64.urlsafe_b64decode(words[4])
-        except (IndexError, binascii.Error):
+        except (IndexError, ValueError):
             raise IntegrityError("the group's committed offsets were written by another program") from None
-        return open_tick - 1, self._sealer.open_bytes(sealed, _WHAT)
+        return open_tick - 1, self._sealer.open_bytes(sealed, _what(place, open_tick - 1))
+
+
+def _what(place: TopicPartition, through: int) -> bytes:
+    """Positions open in their own partition, behind the tick that stands before them in clear."""
+    return f"positions/{place.partition}/{through}".encode()
 
 
 def _told_already(record: logging.LogRecord) -> bool:

@@ -26,11 +26,15 @@ from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.kafka.unit_events import unit_numbers
 from evertally.pipelines.raw_records import Field, RawBatch, Refusal
 from evertally.pipelines.ticks import TickGrid
+from evertally.validation import integer
 
 __all__ = ["DEAD_LETTERS", "CheckElements", "Counting", "parts_of", "tick_start"]
 
 DEAD_LETTERS: Final = "dead_letters"
 _BATCH: Final = 4096
+_BUCKETS_MAX: Final = 1024
+_PRINTED_BITS: Final = 4096
+"""Python refuses to print integers of more than 4,300 digits; none of so many bits is any event's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Counting:
         ticks: declared number of ticks of a bounded input; None for a live one.
         buckets: bounding steps that share the units; 0 at event level.
         hmac: whether a dead letter carries an HMAC of its element.
+
+    Raises InvalidParameter for buckets at event level, and for none where units are to be bounded.
     """
 
     stream: StreamRef | AggregationRef
@@ -54,6 +60,10 @@ class Counting:
     ticks: int | None
     buckets: int
     hmac: bool = False
+
+    def __post_init__(self) -> None:
+        by_unit = self.stream.spec.scope.unit != "event"
+        integer("buckets", self.buckets, low=int(by_unit), high=_BUCKETS_MAX if by_unit else 0)
 
     @property
     def destinations(self) -> int:
@@ -181,10 +191,7 @@ class CheckElements(beam.DoFn):
     def _letter(self, element: Any, reason: Reason) -> bytes:
         fields: dict[str, object] = {"schema": "evertally.dead-letter/1", "code": reason.value}
         if self._letter_key is not None:
-            payload = (
-                element if isinstance(element, bytes) else repr(element).encode("utf-8", "surrogatepass")
-            )
-            fields["hmac"] = hmac.digest(self._letter_key, payload, "sha256").hex()
+            fields["hmac"] = hmac.digest(self._letter_key, _payload(element), "sha256").hex()
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def __repr__(self) -> str:
@@ -202,8 +209,20 @@ def _fields(element: Any) -> Mapping[str, Any] | Reason:
     return as_fields() if callable(as_fields) else Reason.MALFORMED
 
 
+def _payload(element: Any) -> bytes:
+    """What a dead letter's hash is of."""
+    if isinstance(element, bytes):
+        return element
+    try:
+        return repr(element).encode("utf-8", "surrogatepass")
+    except Exception:  # an element's own way to show itself may fail, and no element may stop a job
+        return type(element).__name__.encode("utf-8", "surrogatepass")
+
+
 def _plain(value: Any) -> Any:
     """A field as JSON would have it: times of Beam as milliseconds, other numbers as their text."""
+    if type(value) is int and value.bit_length() > _PRINTED_BITS:
+        return Number(str(Decimal(value)))
     if isinstance(value, Timestamp):
         return str(value.micros // 1000)
     if isinstance(value, float | Decimal):

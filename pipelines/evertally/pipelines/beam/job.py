@@ -25,7 +25,7 @@ from evertally.pipelines.aggregation_keys import AggregationKeys
 from evertally.pipelines.beam.aggregation import aggregation_of, closed_through
 from evertally.pipelines.beam.close_parts import CloseParts
 from evertally.pipelines.beam.close_ticks import CloseTicks, Closing
-from evertally.pipelines.beam.closings_topic import ClosingsLog, ClosingsTopic
+from evertally.pipelines.beam.closings_topic import POSITIONS_MAX, ClosingsLog, ClosingsTopic
 from evertally.pipelines.beam.elements import DEAD_LETTERS, Counting
 from evertally.pipelines.beam.job_end import wait_for_end
 from evertally.pipelines.beam.job_metrics import JobMetrics
@@ -118,7 +118,16 @@ def counting_of(config: WorkerConfig, options: CountOptions, stream: StreamRef |
     if config.spec.shards != 1:
         raise InvalidParameter("stream.shards", config.spec.shards, "1 for a Beam job")
     buckets = 0 if config.bound is None else options.evertally_buckets
-    return Counting(stream, config.rule, config.source, config.other, None, buckets, config.dead_letter_hmac)
+    counting = Counting(
+        stream, config.rule, config.source, config.other, None, buckets, config.dead_letter_hmac
+    )
+    if options.evertally_closings and cuts_to_keep(counting) > POSITIONS_MAX:
+        raise InvalidParameter(
+            "stream.skew_s",
+            f"{cuts_to_keep(counting)} ticks to read again with lateness_s",
+            f"at most {POSITIONS_MAX}: longer ticks, less skew, or a release step inside",
+        )
+    return counting
 
 
 def prepare(config: WorkerConfig, options: CountOptions) -> Start:

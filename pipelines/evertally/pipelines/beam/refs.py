@@ -7,10 +7,11 @@ name of a mounted secret, and never a key or a password.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.opening import open_ledger
@@ -23,6 +24,7 @@ __all__ = ["KAFKA_PASSWORD", "KeyRef", "LedgerRef", "with_password", "without_pa
 KAFKA_PASSWORD: Final = "EVERTALLY_KAFKA_PASSWORD"  # noqa: S105 - the name of a variable
 _SECRETS_FOLDER: Final = "EVERTALLY_SECRETS"
 _SECRET: Final = "secret:"  # noqa: S105 - a prefix
+_SECRET_PARAMETERS: Final = re.compile("password|secret|scram_.*_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,7 @@ class LedgerRef:
     chain_key_file: str | None = None
 
     def __post_init__(self) -> None:
-        if "://" not in self.location:
-            return
-        address = urlsplit(self.location)
-        if address.password is not None or "password" in parse_qs(address.query):
+        if _holds_password(self.location):
             raise InvalidParameter(
                 "ledger", "an address with a password", "one without: workers read PGPASSFILE or PGPASSWORD"
             )
@@ -80,6 +79,18 @@ class LedgerRef:
     def open(self) -> LedgerStore:
         """Open the ledger; see `open_ledger`."""
         return open_ledger(self.location, key_file=self.chain_key_file)
+
+
+def _holds_password(location: str) -> bool:
+    """As libpq reads an address: what stands before an "@" ahead of the first "/" is user and password, with
+    "?" and "#" in it or not; a parameter behind "?" may be any of its secrets.
+    """
+    _, scheme, rest = location.partition("://")
+    if not scheme:
+        return False
+    user, at, _ = rest.partition("/")[0].partition("@")
+    given = parse_qs(rest.partition("?")[2], keep_blank_values=True)
+    return (at != "" and ":" in user) or any(_SECRET_PARAMETERS.search(name) for name in given)
 
 
 def without_password(broker: Broker) -> Broker:

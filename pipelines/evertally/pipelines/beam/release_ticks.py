@@ -18,14 +18,14 @@ import numpy as np
 from apache_beam.metrics.metric import Metrics
 from apache_beam.transforms.window import TimestampedValue
 
-from evertally.errors import EvertallyError
+from evertally.errors import EvertallyError, Fenced
 from evertally.pipelines.beam.elements import tick_start
 from evertally.pipelines.beam.parts import Part
 from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.sink_refs import SinkRef
 from evertally.pipelines.beam.stream_ref import StreamRef, opened
-from evertally.pipelines.beam.tick_order import WAITING, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, next_turn, take_turn
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.outbox import release_lines
@@ -73,6 +73,8 @@ class _Shard:
             holder=f"{socket.gethostname()}:{os.getpid()}:beam",
             shard=shard,
         )
+        if self._releaser.incarnation != self._handle.incarnation:
+            raise Fenced("another incarnation of the stream was opened; start this job again")
         self.lock: Final = threading.RLock()
         self._sink: Sink | None = None
         if step.sink is not None:
@@ -203,6 +205,7 @@ class ReleaseLive(_ReleaseTicks):
         self,
         element: tuple[int, bytes],
         waiting: Any = beam.DoFn.StateParam(WAITING),  # noqa: B008 - how Beam declares it
+        following: Any = beam.DoFn.StateParam(NEXT),  # noqa: B008 - how Beam declares it
     ) -> Iterator[Any]:
         """Release the ticks whose turn has come; those released before are answered from their rows."""
         shard, sealed = element
@@ -213,7 +216,9 @@ class ReleaseLive(_ReleaseTicks):
             here = self._shard(shard, anew=True)
         counted = self._step.partitions is not None
         sources = self._step.sources
-        turn = take_turn(part, sealer, waiting, here.next_tick, sources, counted=counted)
+        first = first_turn(following, here.next_tick, counted=counted)
+        turn = take_turn(part, sealer, waiting, first, sources, counted=counted)
+        following.write(next_turn(first, turn))
         yield from self._release(shard, turn, bounded=False)
 
 

@@ -5,6 +5,7 @@ The state is a bag, so that several ticks that wait at once never melt into one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 from evertally.errors import IntegrityError
 from evertally.pipelines.beam.parts import UNKNOWN, Part, PartSealer, merge
 
-__all__ = ["NEXT", "WAITING", "take_turn"]
+__all__ = ["NEXT", "WAITING", "first_turn", "next_turn", "take_turn"]
 
 WAITING: Final = BagStateSpec("waiting", BytesCoder())
 NEXT: Final = ReadModifyWriteStateSpec("next", VarIntCoder())
@@ -55,6 +56,21 @@ def take_turn(
     for one in merged.values():
         waiting.add(sealer.seal(one))
     return turn
+
+
+def first_turn(following: Any, durable_next: int, *, counted: bool) -> int:
+    """The tick whose turn it is.
+
+    Sources that know what they sent begin behind the last durable tick. Without counts the runner's state
+    says it, from a job's first part on: where a bundle comes again, what was late then goes to the same tick
+    as before, and not once more to a later one, however far the durable ticks have gone meanwhile.
+    """
+    return durable_next if counted else following.read() or durable_next
+
+
+def next_turn(following: int, turn: Sequence[Part]) -> int:
+    """The tick whose turn is next behind `turn`."""
+    return max(following, turn[-1].t + 1) if turn else following
 
 
 def _placed(part: Part, following: int, *, counted: bool) -> Part:

@@ -28,8 +28,11 @@ from evertally.pipelines.events import ValueRule
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
+from evertally.validation import real
 
 __all__ = ["Closed", "ContinualCount", "ContinualSum", "Counted", "SealedClosings"]
+
+_SECONDS_MAX: Final = 1e9
 
 
 class Counted(NamedTuple):
@@ -74,7 +77,8 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
         key_field, unit_field, time_field: names of further fields; without `time_field` an event's time is
             its Beam time stamp. `unit_field` is needed unless the scope's unit is "event".
         value_rule: how values become integers; by default whole numbers, clipped to the stream's clip.
-        other: the declared key that takes undeclared ones.
+        other: the declared key that takes undeclared ones. It and `unit_field` belong to the stream's
+            declaration, which takes them over from here.
         ticks: "file": the declared number of ticks. "event-time": nothing, or a PCollection of the numbers of
             ticks that are over, in place of the workers' clock.
         lateness_s, skew_s: "event-time": a tick ends so long after its end; stamps further in the future than
@@ -114,15 +118,22 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
         dead_letter_hmac: bool = False,
     ) -> None:
         super().__init__()
+        spec = _declared(spec, unit_field, other)
         by_unit = spec.scope.unit != "event"
         _check(spec, other, ticks, unit_field, folder, by_unit=by_unit)
         rule = TickRule(
             spec.start_ms,
             spec.tick_ms,
-            round(lateness_s * 1000),
-            None if skew_s is None else round(skew_s * 1000),
+            _milliseconds("lateness_s", lateness_s),
+            None if skew_s is None else _milliseconds("skew_s", skew_s),
         )
         values = value_rule or ValueRule(Decimal(1), spec.lower, spec.clip)
+        if values.lower < spec.lower or values.clip > spec.clip:
+            raise InvalidParameter(
+                "value_rule",
+                f"values in [{values.lower}, {values.clip}]",
+                f"values in [{spec.lower}, {spec.clip}], which the stream is charged for",
+            )
         source = EventFormat("json", key_field, value_field, unit_field, time_field, None, values)
         declared = ticks if isinstance(ticks, int) else None
         self._stream: Final = StreamRef(spec, ledger, key)
@@ -215,6 +226,21 @@ def _display_data(spec: StreamSpec) -> dict[str, DisplayDataItem]:
         "unit": DisplayDataItem(spec.scope.unit, label="Privacy unit"),
         "mu": DisplayDataItem(spec.grid.mu, label="Gaussian privacy parameter of the whole stream"),
     }
+
+
+def _declared(spec: StreamSpec, unit_field: str | None, other: str | None) -> StreamSpec:
+    """The declaration with what a later job may not change without a new incarnation."""
+    for name, given, declared in (
+        ("unit_field", unit_field, spec.unit_field),
+        ("other", other, spec.other),
+    ):
+        if declared not in ("", given):
+            raise InvalidParameter(name, given, f"{declared!r}, which the stream declares")
+    return replace(spec, unit_field=unit_field or "", other=other or "")
+
+
+def _milliseconds(name: str, seconds: float) -> int:
+    return round(real(name, seconds, low=0, high=_SECONDS_MAX) * 1000)
 
 
 def _check(

@@ -22,14 +22,24 @@ _BUSY_MS: Final = 15_000  # a job that was killed lets go of the file at its end
 
 
 class UnitLedger:
-    """The units of one bucket of one incarnation: a SQLite file, mode 0600, held by one process at a time."""
+    """The units of one bucket of one incarnation: a SQLite file, mode 0600, held by one process at a time.
 
-    def __init__(self, folder: Path, life: str, incarnation: int, bucket: int) -> None:
+    The file knows of how many buckets it is one: of another number it would hold other units.
+
+    Raises:
+        InvalidParameter: the folder cannot be made; another number of buckets than the stream began with.
+        StorageFull, ServiceUnavailable: the file cannot be written; another job holds it.
+    """
+
+    def __init__(self, folder: Path, life: str, incarnation: int, bucket: int, buckets: int) -> None:
         path = folder / f"counted-{life}-{incarnation}-{bucket}.sqlite"
         try:
+            folder.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except FileNotFoundError:
-            raise InvalidParameter("state.folder", str(folder), "an existing folder") from None
+        except (FileNotFoundError, FileExistsError, NotADirectoryError):
+            raise InvalidParameter(
+                "state.folder", str(folder), "a path in an existing folder of every worker that bounds units"
+            ) from None
         except OSError as error:
             raise StorageFull(f"the state of units cannot be written: {error.strerror}") from None
         try:
@@ -46,6 +56,7 @@ class UnitLedger:
                 self._file.execute("CREATE INDEX IF NOT EXISTS counted_t ON counted (t)")
                 self._file.execute("CREATE TABLE IF NOT EXISTS bounded (one INTEGER PRIMARY KEY, t INTEGER)")
                 self._file.execute("INSERT OR IGNORE INTO bounded VALUES (1, 0)")
+            self._require_buckets(buckets)
         except apsw.BusyError:
             raise ServiceUnavailable(
                 "another job holds the state of units; one job counts a stream"
@@ -71,16 +82,22 @@ class UnitLedger:
             )
         self._write(t, {}, cut=True)
 
-    def get(self, units: Iterable[int]) -> dict[int, Contributed]:
-        """What these units have contributed; units that have not are left out."""
+    def get(self, units: Iterable[int], before: int) -> dict[int, Contributed]:
+        """What these units have contributed before a tick; units that have not are left out."""
         found = {}
         for unit in units:
             for last, used in self._file.execute(
-                "SELECT max(t), count(*) FROM counted WHERE unit = ?", (unit,)
+                "SELECT max(t), count(*) FROM counted WHERE unit = ? AND t < ?", (unit, before)
             ):
                 if used:
                     found[unit] = Contributed(int(str(last)), int(str(used)))
         return found
+
+    def counted(self, t: int) -> set[int]:
+        """The units that were counted in a tick."""
+        return {
+            int(str(unit)) for (unit,) in self._file.execute("SELECT unit FROM counted WHERE t = ?", (t,))
+        }
 
     def record(self, t: int, counted: Mapping[int, Contributed]) -> None:
         """Tick t is bounded, and these units were counted in it. Raises StorageFull."""
@@ -89,6 +106,16 @@ class UnitLedger:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _require_buckets(self, buckets: int) -> None:
+        held = int(str(self._file.pragma("user_version")))
+        if held == 0:
+            self._file.pragma("user_version", buckets)
+        elif held != buckets:
+            self._file.close()
+            raise InvalidParameter(
+                "buckets", buckets, f"{held}, as the stream began: units would be looked for in other files"
+            )
 
     def _write(self, t: int, counted: Mapping[int, Contributed], *, cut: bool) -> None:
         try:
