@@ -92,6 +92,7 @@ class TickCollector:
         self._stops = list(base)
         self._ended = [position.through] * sources
         self._bodies: dict[int, list[bytes]] = {}
+        self._nonces: dict[int, set[bytes]] = {}
         self._pending: deque[_Pending] = deque()
 
     def add(self, offset: int, piece: Piece) -> None:
@@ -109,6 +110,8 @@ class TickCollector:
         known = offset < self._recovered.seen and place.t <= self._recovered.through
         if not known and place.t <= self._ended[place.source]:
             raise IntegrityError(f"source {place.source} sends more for tick {place.t}, which it had ended")
+        if not known:
+            self._require_new(piece)
         self._seen = offset + 1
         self._stops[place.source] = piece.stop
         if not known:
@@ -139,6 +142,8 @@ class TickCollector:
         """The next closed ticks, at most `limit`: for each the bodies of its pieces, in log order."""
         last = min(self.ready, self._through + limit)
         closed = [self._bodies.pop(t, []) for t in range(self._through + 1, last + 1)]
+        for t in range(self._through + 1, last + 1):
+            self._nonces.pop(t, None)  # for a tick that is closed nothing is taken any more
         self._through = max(self._through, last)
         while self._pending and self._pending[0].t <= self._through:
             done = self._pending.popleft()
@@ -149,6 +154,14 @@ class TickCollector:
         """Where to go on after the last closed tick."""
         resume = self._pending[0].offset if self._pending else self._seen
         return LogPosition(self._through, resume, self._seen, tuple(self._base))
+
+    def _require_new(self, piece: Piece) -> None:
+        nonces = self._nonces.setdefault(piece.place.t, set())
+        if piece.nonce and piece.nonce in nonces:
+            raise IntegrityError(
+                f"a record of source {piece.place.source} stands twice on a topic of the stream"
+            )
+        nonces.add(piece.nonce)
 
     def __repr__(self) -> str:
         return f"TickCollector(through={self._through}, <redacted>)"

@@ -3,7 +3,8 @@
 Key of the record (clear, canonical JSON): which incarnation, which source, which tick, whether the tick
 ends there. Value: AES-256-GCM-SIV under a key of the stream, with topic, partition and the whole key as
 associated data, so that a record opens only where it was written. Values are padded: their length says
-nothing of the counts. Inside stands the source's sequence range; a duplicated or lost record breaks it.
+nothing of the counts. Inside stands the source's sequence range, which a lost or repeated record breaks; a
+range may be empty, and a copy of such a record is known by its nonce.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ class Piece:
     Attributes:
         start, stop: the sequence range [start, stop); for an input partition these are offsets. Sensitive.
         body: opaque, sensitive.
+        nonce: of the record that the piece was opened from; no two records of a stream share one.
     """
 
     place: Place
     start: int
     stop: int
     body: bytes
+    nonce: bytes = b""
 
     def __repr__(self) -> str:
         return f"Piece({self.place}, <redacted>)"
@@ -134,7 +137,7 @@ class StreamSealer:
         start, stop, size = _HEAD.unpack_from(plain)
         if len(plain) < _HEAD.size + size:
             raise IntegrityError("a record on a topic of the stream is cut short")
-        return Piece(place, start, stop, plain[_HEAD.size : _HEAD.size + size])
+        return Piece(place, start, stop, plain[_HEAD.size : _HEAD.size + size], value[:_NONCE_BYTES])
 
     def _associated(self, key: bytes, partition: int) -> bytes:
         return self._topic + struct.pack(">I", partition) + key
