@@ -26,6 +26,7 @@ from evertally.pipelines.beam.bound_units import BoundLive, _Bucket
 from evertally.pipelines.beam.closings_topic import ClosingsLog, ClosingsTopic
 from evertally.pipelines.beam.elements import CheckElements, Counting
 from evertally.pipelines.beam.job import counting_of
+from evertally.pipelines.beam.job_end import _reason
 from evertally.pipelines.beam.options import CountOptions
 from evertally.pipelines.beam.parts import UNKNOWN, Part, PartSealer
 from evertally.pipelines.beam.per_process import close_all
@@ -444,6 +445,23 @@ def test_a_stamp_of_the_far_future_stops_no_job(tmp_path: Path) -> None:
             assert out.timestamp <= MAX_TIMESTAMP
 
 
+def test_events_beyond_an_extended_horizon_are_counted(tmp_path: Path) -> None:
+    """Tick 6 is beyond the four that were paid for first, and within what was paid for later."""
+    stream = DirectStream(tmp_path, Case("paid", ()), "event-time")
+    spec = replace(stream.spec, slack_horizon=4, mu=0.1)
+    made = ContinualSum(spec, stream.ref.ledger, stream.ref.key, key_field="k", time_field="at", skew_s=None)
+    for extended, found in ((False, 0), (True, 1)):
+        if extended:
+            opened(made._stream).store.extend_horizon(spec.name, 1, 8)
+            close_all()
+        step = CheckElements(made._counting)
+        step.setup()
+        step.start_bundle()
+        list(step.process({"k": "alpha", "at": START_MS + 5 * TICK_MS, "value": 1}, Timestamp(0)))
+        sent = [out for out in step.finish_bundle() if not hasattr(out, "tag")]
+        assert len(sent) == found
+
+
 # options
 
 
@@ -483,3 +501,16 @@ def test_no_option_of_a_job_turns_bounding_off(tmp_path: Path, buckets: int) -> 
         counting_of(
             config, CountOptions([f"--evertally_buckets={buckets}"]), replace(stream, spec=config.spec)
         )
+
+
+def test_a_failure_in_a_runner_is_told_without_its_data() -> None:
+    told = _reason("RuntimeError: ValueError: canary-918273645546 [while running 'Count']")
+    assert "918273645546" not in str(told)
+    text = (
+        "evertally.errors.InvalidParameter: state.folder: got '/x', expected a path [while running 'Bound']\n"
+    )
+    mistake = _reason(f"Traceback: {text}canary")
+    assert isinstance(mistake, InvalidParameter)
+    assert str(mistake) == "state.folder: got '/x', expected a path"
+    assert mistake.exit_code == 2
+    assert str(_reason("x.IntegrityError: tick 3 [while running 'y']")) == "IntegrityError: tick 3"

@@ -199,6 +199,14 @@ def test_no_record_stops_a_job_or_shows_itself(
     assert CANARY not in json.dumps(letters) + caplog.text
 
 
+def test_events_beyond_an_extended_horizon_are_counted(tmp_path: Path) -> None:
+    """Tick 6 is beyond the four that were paid for first, and within what was paid for later."""
+    good = b'{"k":"a","n":7}'
+    for extended, found in ((4, [0, 1]), (8, [7, 0])):
+        (message,) = combine(job(tmp_path, extended=extended), [good], [0])
+        assert [int(message.rows[-1:].sum()), len(message.letters)] == found
+
+
 def test_each_batch_without_the_odd_ones_is_the_same(tmp_path: Path) -> None:
     """What is wrong with one record changes nothing of another one, nor the path on which it is read."""
     parameters = job(tmp_path)

@@ -55,11 +55,16 @@ dead_letter_hmac = true
 """
 
 
-def job(folder: Path, *, unit: str = "event", stream: str = "", source: str = "") -> JobParameters:
+def job(
+    folder: Path, *, unit: str = "event", stream: str = "", source: str = "", extended: int | None = None
+) -> JobParameters:
     privacy = "" if unit == "event" else "participations = 2\nmin_separation = 3\nper_tick = 1"
+    privacy += "" if extended is None else "\nslack_horizon = 4"
     path = folder / "s.toml"
     path.write_text(CONFIG.format(unit=unit, stream=stream, source=source, privacy=privacy))
-    return JobParameters.of(load_worker_config(path), "01" * 8, 1, [0, 0, 0], folder / "keys")
+    config = load_worker_config(path)
+    horizon = extended or config.spec.grid.slack_horizon
+    return JobParameters.of(config, "01" * 8, 1, horizon, [0, 0, 0], folder / "keys")
 
 
 def combine(

@@ -44,6 +44,7 @@ def aggregation_of(stream: StreamRef, topic: ClosingsTopic, keys: KeyRef | None)
             keys or KeyRef(str(written.absolute())),
             handle.life,
             handle.incarnation,
+            handle.horizon,
             handle.shard_of,
             replace(topic, broker=without_password(topic.broker)),
         )

@@ -117,9 +117,7 @@ class CheckElements(beam.DoFn):
         counting = self._counting
         self._handle = opened(counting.stream)
         spec = counting.stream.spec
-        grid = TickGrid(
-            counting.rule.start_ms, counting.rule.tick_ms, counting.ticks or spec.grid.slack_horizon
-        )
+        grid = TickGrid(counting.rule.start_ms, counting.rule.tick_ms, counting.ticks or self._handle.horizon)
         self._parser = EventParser(
             grid,
             spec.keys,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -11,16 +14,37 @@ from typing import Any, Final
 
 from apache_beam.runners.runner import PipelineState
 
-from evertally.errors import EvertallyError, Fenced, IntegrityError, ServiceUnavailable, StorageFull
+from evertally.errors import (
+    EvertallyError,
+    Fenced,
+    IntegrityError,
+    InvalidParameter,
+    ServiceUnavailable,
+    StorageFull,
+)
 
 __all__ = ["wait_for_end"]
+
+_MISTAKE: Final = re.compile(r"InvalidParameter: (\S+): got (.*), expected (.*)")
+
+
+def _mistake(text: str) -> EvertallyError:
+    """A worker's InvalidParameter, put together again from its words."""
+    words = _MISTAKE.fullmatch(text)
+    if words is None:
+        return IntegrityError(text)
+    field, got, expected = words.groups()
+    with contextlib.suppress(ValueError, SyntaxError):
+        got = ast.literal_eval(got)
+    return InvalidParameter(field, got, expected)
+
 
 _REASONS: Final[dict[str, Callable[[str], EvertallyError]]] = {
     "BudgetExceeded": IntegrityError,  # a budget that refuses is met before the job is submitted
     "StorageFull": StorageFull,
     "Fenced": Fenced,
     "IntegrityError": IntegrityError,
-    "InvalidParameter": IntegrityError,
+    "InvalidParameter": _mistake,
     "ServiceUnavailable": ServiceUnavailable,
 }
 

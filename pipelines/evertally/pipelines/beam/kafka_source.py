@@ -103,6 +103,7 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
             counting.rule,
             counting.other,
             unit_numbers(self._handle.secret("unit")),
+            paid_horizon=self._handle.horizon,
         )
         self._letter_key = self._handle.secret("dead-letter") if counting.hmac else None
 

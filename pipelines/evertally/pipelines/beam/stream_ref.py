@@ -53,6 +53,11 @@ class Handle(Protocol):
         """The running incarnation."""
         ...
 
+    @property
+    def horizon(self) -> int:
+        """Last tick that was paid for when the stream was opened here."""
+        ...
+
     def positions(self) -> tuple[int, bytes]:
         """Last tick that is durable, and the input positions behind it; (0, b"") before the first."""
         ...
@@ -103,7 +108,7 @@ class AggregationRef:
     Attributes:
         spec: the declaration.
         keys: where the keys of aggregation are.
-        life, incarnation: of the stream.
+        life, incarnation, horizon: of the stream.
         shard_of: shard of each declared key.
         topic: where the closings go.
     """
@@ -112,6 +117,7 @@ class AggregationRef:
     keys: KeyRef
     life: str
     incarnation: int
+    horizon: int
     shard_of: tuple[int, ...]
     topic: ClosingsTopic
 
@@ -148,6 +154,11 @@ class StreamHandle:
         """See `Handle`."""
         return self.opened.incarnation
 
+    @property
+    def horizon(self) -> int:
+        """See `Handle`: the ledger's, which may have been extended."""
+        return self.opened.slack_horizon or self.spec.grid.slack_horizon
+
     def positions(self) -> tuple[int, bytes]:
         """See `Handle`: those of the ledger's last row."""
         return stored_positions(self.store, self.opened, self.key_file, 0)
@@ -180,6 +191,7 @@ class AggregationHandle:
 
     def __init__(self, ref: AggregationRef) -> None:
         self.spec: Final = ref.spec
+        self.horizon: Final = ref.horizon
         self.shard_of: Final = ref.shard_of
         self.keys: Final = AggregationKeys.open(ref.keys.path())
         if (self.life, self.incarnation) != (ref.life, ref.incarnation):

@@ -39,7 +39,14 @@ class BatchCombiner:
 
     def __init__(self, job: JobParameters, keys: AggregationKeys) -> None:
         self._job: Final = job
-        self._reader: Final = EventReader(job.spec, job.source, job.rule, job.other, unit_numbers(keys.unit))
+        self._reader: Final = EventReader(
+            job.spec,
+            job.source,
+            job.rule,
+            job.other,
+            unit_numbers(keys.unit),
+            paid_horizon=job.horizon,
+        )
         self._letter_key: Final = keys.dead_letter if job.dead_letter_hmac else None
 
     def combine(

@@ -18,7 +18,12 @@ def main() -> None:
     fields = json.loads(parser.parse_args().description.read_text("utf-8"))
     config = load_worker_config(Path(fields["config"]))
     job = JobParameters.of(
-        config, fields["life"], fields["incarnation"], fields["shard_of"], Path(fields["keys"])
+        config,
+        fields["life"],
+        fields["incarnation"],
+        fields["horizon"],
+        fields["shard_of"],
+        Path(fields["keys"]),
     )
     run(job, config.broker, Placement(fields["name"], fields["parallelism"], fields["checkpoint_ms"]))
 

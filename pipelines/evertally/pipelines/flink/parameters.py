@@ -35,6 +35,7 @@ class JobParameters:
         lanes: number of places in which ticks close; fixed for an incarnation, unlike the parallelism.
         shard_of: shard of each declared key.
         life, incarnation: which life of the stream this is.
+        horizon: last tick that is paid for.
         keys_path: the aggregation keys, on every worker.
         dead_letter_hmac: whether a dead letter carries an HMAC of the payload.
         max_request_bytes: largest request to the broker.
@@ -50,13 +51,20 @@ class JobParameters:
     shard_of: tuple[int, ...]
     life: str
     incarnation: int
+    horizon: int
     keys_path: Path
     dead_letter_hmac: bool
     max_request_bytes: int
 
     @classmethod
     def of(
-        cls, config: WorkerConfig, life: str, incarnation: int, shard_of: Sequence[int], keys_path: Path
+        cls,
+        config: WorkerConfig,
+        life: str,
+        incarnation: int,
+        horizon: int,
+        shard_of: Sequence[int],
+        keys_path: Path,
     ) -> Self:
         """The parameters of an opened stream."""
         return cls(
@@ -70,6 +78,7 @@ class JobParameters:
             tuple(shard_of),
             life,
             incarnation,
+            horizon,
             keys_path,
             config.dead_letter_hmac,
             config.max_request_bytes,
