@@ -21,7 +21,7 @@ from tests.contracts.engine_conformance import Case, exact_steps
 from evertally.accountants.budget.ledger import OpenedStream
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import Fenced, IntegrityError, InvalidParameter
-from evertally.pipelines.beam import ContinualCount, ContinualSum, KeyRef, LedgerRef
+from evertally.pipelines.beam import ContinualCount, ContinualSum, KeyRef, LedgerRef, yaml_provider
 from evertally.pipelines.beam.bound_units import BoundLive, _Bucket
 from evertally.pipelines.beam.closings_topic import ClosingsLog, ClosingsTopic
 from evertally.pipelines.beam.elements import CheckElements, Counting
@@ -125,6 +125,22 @@ def test_seconds_are_seconds(name: str, seconds: Any) -> None:
     event = replace(by_person(), scope=Scope("s", "event", "add-remove", "1", "1e-6"))
     with pytest.raises(InvalidParameter, match=name):
         ContinualCount(event, LedgerRef("l"), KeyRef("k"), **{name: seconds})
+
+
+@pytest.mark.parametrize("ticks", [0, -1, True])
+def test_a_declared_number_of_ticks_is_one(ticks: Any) -> None:
+    spec = StreamSpec("s", ("a",), START_MS, TICK_MS, Scope("s", "event", "add-remove", "1", "1e-6"))
+    with pytest.raises(InvalidParameter, match="ticks"):
+        ContinualCount(spec, LedgerRef("l"), KeyRef("k"), ticks=ticks)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("tick_s", float("nan")), ("tick_s", float("inf")), ("tick_s", 0), ("start", "now")]
+)
+def test_what_a_yaml_pipeline_says_wrongly_is_named(field: str, value: Any) -> None:
+    given = {"stream": "s", "keys": ["a"], "start": "2026-01-01T00:00:00Z", "tick_s": 60, "epsilon": 1}
+    with pytest.raises(InvalidParameter, match=field):
+        yaml_provider.count(**{**given, "delta": "1e-6", "ledger": "l", "key": "k", field: value})
 
 
 def bucket(stream: DirectStream, number: int, buckets: int) -> _Bucket:

@@ -151,6 +151,17 @@ def test_a_stream_that_was_released_inside_takes_no_closings(stream: KafkaStream
         counting(stream, tmp_path, None, sink=FileSinkRef("x")).sealed(topic_of(stream))
 
 
+def test_a_stream_that_has_closings_is_not_released_inside(
+    stream: KafkaStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_worker_config(stream.config())
+    prepare(config, CountOptions(["--evertally_closings", "--evertally_from=earliest"]))
+    prepare(config, CountOptions([]))  # none is written yet
+    monkeypatch.setattr("evertally.pipelines.beam.job.closed_through", lambda *_: 3)
+    with pytest.raises(IntegrityError, match="closings up to tick 3"):
+        prepare(config, CountOptions([]))
+
+
 def test_workers_that_close_see_neither_the_ledger_nor_the_key_file(
     stream: KafkaStream, tmp_path: Path
 ) -> None:

@@ -135,7 +135,8 @@ def prepare(config: WorkerConfig, options: CountOptions) -> Start:
 
     Raises:
         InvalidParameter: a missing topic, `--evertally_from` at the wrong time, a changed parameter.
-        IntegrityError: the topics know the stream, and the ledger does not; the ledger is ahead of closings.
+        IntegrityError: the topics know the stream, and the ledger does not; the ledger is ahead of closings;
+            a release step inside where there are closings.
         BudgetExceeded: the scope does not admit the stream's charge.
     """
     topics = config.topics
@@ -154,7 +155,13 @@ def prepare(config: WorkerConfig, options: CountOptions) -> Start:
     handle = StreamHandle(stream)
     try:
         topic = _closings_topic(config, partitions.events)
-        begun = closed_through(handle, topic) if options.evertally_closings else handle.head()
+        closed = closed_through(handle, topic)
+        if closed and not options.evertally_closings:
+            raise IntegrityError(
+                f"the stream has closings up to tick {closed}: it is counted with --closings; a release step "
+                "inside would leave their events out"
+            )
+        begun = closed if options.evertally_closings else handle.head()
         if begun == 0:
             first = OpenTick(handle.life, handle.incarnation, 1)
             settle_first_offsets(

@@ -28,7 +28,7 @@ from evertally.pipelines.events import ValueRule
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.stream_spec import StreamSpec
-from evertally.validation import real
+from evertally.validation import positive_integer, real
 
 __all__ = ["Closed", "ContinualCount", "ContinualSum", "Counted", "SealedClosings"]
 
@@ -258,6 +258,8 @@ def _check(
         raise InvalidParameter(
             "ticks", ticks, "the declared number of ticks where closing is file, only there"
         )
+    if isinstance(ticks, int):
+        positive_integer("ticks", ticks)
     if spec.closing != "file" and spec.shards != 1:
         raise InvalidParameter("shards", spec.shards, "1 for a live input in Beam")
     if other is not None and other not in spec.keys:

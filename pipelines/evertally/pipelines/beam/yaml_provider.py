@@ -17,13 +17,15 @@ import apache_beam as beam
 from apache_beam.pvalue import Row
 
 from evertally.accountants.budget.scopes import Scope
+from evertally.errors import InvalidParameter
 from evertally.pipelines.beam.refs import KeyRef, LedgerRef
 from evertally.pipelines.beam.sink_refs import FileSinkRef
 from evertally.pipelines.beam.transforms import ContinualCount, ContinualSum
 from evertally.pipelines.releases import Release
 from evertally.pipelines.stream_spec import StreamSpec
 from evertally.pipelines.ticks import format_ms
-from evertally.pipelines.timestamps import parse_timestamp
+from evertally.pipelines.timestamps import BadTimestamp, parse_timestamp
+from evertally.validation import positive_real
 
 __all__ = ["CountRows", "count", "total"]
 
@@ -76,8 +78,8 @@ def _places(config: dict[str, Any]) -> tuple[StreamSpec, LedgerRef, KeyRef]:
     spec = StreamSpec(
         name=name,
         keys=tuple(keys),
-        start_ms=parse_timestamp(str(config.pop("start")), None),
-        tick_ms=round(float(config.pop("tick_s")) * 1000),
+        start_ms=_start_ms(str(config.pop("start"))),
+        tick_ms=round(positive_real("tick_s", config.pop("tick_s"), high=1e9) * 1000),
         scope=Scope(name, unit, "add-remove", str(config.pop("epsilon")), str(config.pop("delta"))),
         **limits,
     )
@@ -85,6 +87,13 @@ def _places(config: dict[str, Any]) -> tuple[StreamSpec, LedgerRef, KeyRef]:
     if releases is not None:
         config["sink"] = FileSinkRef(str(releases))
     return spec, LedgerRef(str(config.pop("ledger"))), KeyRef(str(config.pop("key")))
+
+
+def _start_ms(text: str) -> int:
+    try:
+        return parse_timestamp(text, None)
+    except BadTimestamp:
+        raise InvalidParameter("start", text, "the start of tick 1, RFC 3339 with an offset") from None
 
 
 def _row(line: bytes) -> Row:
