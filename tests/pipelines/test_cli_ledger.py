@@ -18,6 +18,7 @@ from evertally.accountants.budget import (
     StreamRecord,
     open_ledger,
 )
+from evertally.errors import EvertallyError
 from evertally.pipelines.cli.ledger import app
 
 CANARY = b"917263544512"
@@ -41,13 +42,15 @@ def ledger(tmp_path: Path) -> Path:
 
 def run(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, EvertallyError):  # the root of the command line prints it
+        return result.exception.exit_code, str(result.exception)
     return result.exit_code, result.output
 
 
 def test_verify_says_what_it_walked(ledger: Path) -> None:
     code, output = run("verify", str(ledger))
     assert code == 0
-    assert "1 scopes, 1 charges, 1 shards, 6 released rows" in output
+    assert "1 scope, 1 charge row, 1 shard, 6 released rows" in output
     assert "the ledger is whole" in output
     code, output = run("verify", str(ledger), "--json")
     assert json.loads(output) == {

@@ -39,7 +39,9 @@ _COMMANDS: Final = {
     "worker": _Entry("worker", "worker", "Count a Kafka topic and release noisy totals, exactly once."),
     "release": _Entry("release", "release", "Release the closings that another engine writes to Kafka."),
     "beam": _Entry("beam_command", "beam", "Count a Kafka topic with an Apache Beam job."),
-    "flink": _Entry("flink_command", "app", "Aggregate on a Flink cluster: submit and stop its job."),
+    "flink": _Entry(
+        "flink_command", "app", "Count a Kafka topic on a Flink cluster: submit, watch, stop its job."
+    ),
     "topics": _Entry("topics", "app", "Create and check the Kafka topics of a stream."),
     "train": _Entry("train_command", "train", "Train a model under one lease: DP-KFC or DP-SGD."),
     "account": _Entry(
@@ -50,7 +52,7 @@ _COMMANDS: Final = {
     "exporter": _Entry("exporter_command", "exporter", "Show released totals to Prometheus and to people."),
     "serve": _Entry("serve", "serve", "Serve the budget over HTTP."),
     "token": _Entry("token", "app", "Create, list and revoke access tokens of the budget service."),
-    "ledger": _Entry("ledger", "app", "Look at a ledger and check it."),
+    "ledger": _Entry("ledger", "app", "Look at a ledger, check it, publish again, pay for more ticks."),
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evertally.errors import InvalidParameter
-from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, counted, emit
 
 if TYPE_CHECKING:
     from evertally.pipelines.config import RunConfig
@@ -38,7 +38,12 @@ def check_config(
     from evertally.pipelines.local.runner import check_source
 
     declared: RunConfig | WorkerConfig
-    if _declares_worker(config):
+    tables = _tables(config)
+    if "run" in tables and "stream" not in tables:
+        raise InvalidParameter(
+            "config", "a training run", "a stream; `evertally train` checks a run's file before it pays"
+        )
+    if "kafka" in tables:
         from evertally.pipelines.kafka.config import load_worker_config
 
         declared = live = load_worker_config(config)
@@ -63,18 +68,18 @@ def check_config(
     if verdict:
         fields["against"] = verdict
     text = (
-        f"{config}: no mistakes; {'live' if ticks is None else ticks} ticks of {header.tick_ms / 1000:g} s, "
-        f"{len(header.keys)} keys\n{fields['guarantee']}"
+        f"{config}: no mistakes; {'live ticks' if ticks is None else counted(ticks, 'tick')} of "
+        f"{header.tick_ms / 1000:g} s, {counted(len(header.keys), 'key')}\n{fields['guarantee']}"
     )
     emit(fields, text + (f"\n{verdict}" if verdict else ""))
 
 
-def _declares_worker(path: Path) -> bool:
-    """Whether the file has a [kafka] table; what else is wrong with it is found by who reads it."""
+def _tables(path: Path) -> frozenset[str]:
+    """Names of the file's tables, which tell whose it is; what is wrong in them is found by who reads it."""
     try:
-        return "kafka" in tomllib.loads(path.read_text("utf-8"))
+        return frozenset(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError, RecursionError):
-        return False
+        return frozenset()
 
 
 def _check_key_file(path: Path) -> None:

@@ -5,19 +5,24 @@ All read public rows only. Sealed states are neither opened nor printed, not eve
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from evertally.accountants.budget import STATEMENT, LedgerStore, OpenedStream, ScopeStatus, open_ledger
-from evertally.errors import EvertallyError, InvalidParameter
+from evertally.errors import InvalidParameter
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, counted, emit
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at a ledger, check it, and pay for more ticks of a stream.", no_args_is_help=True
+    help="Look at a ledger, check it, write releases again, and pay for more ticks of a stream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 Location = Annotated[str, typer.Argument(help="Path of a SQLite ledger, or a postgresql:// address.")]
@@ -25,76 +30,66 @@ KeyFile = Annotated[
     Path | None,
     typer.Option("--key-file", help="Chain key; PATH.chainkey beside a SQLite ledger by default."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
-def verify(location: Location, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def verify(
+    location: Location, key_file: KeyFile = None, as_json: AsJson = False, log_format: Logs = LogFormat.TEXT
+) -> None:
     """Walk every chain and recompute every charge; exit code 4 when something does not fit.
 
     Checks hash chains, contiguous ticks, one row for each key and tick, recomputed costs, and spend <= cap
     after every charge. Reservations that were never committed count as spent.
     """
-    ledger = _open(location, key_file)
-    try:
+    begin(as_json=as_json, log_format=log_format)
+    with _opened(location, key_file) as ledger:
         report = ledger.verify()
-    except EvertallyError as error:
-        raise _exit(error) from None
-    finally:
-        ledger.close()
     counts = {
         "scopes": report.scopes,
         "charges": report.charges,
         "shards": report.shards,
         "released_rows": report.releases,
     }
-    if as_json:
-        print(json.dumps({"ok": report.ok, **counts, "problems": list(report.problems)}))
-    else:
-        print(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in counts.items()))
-        for problem in report.problems:
-            print(f"problem: {problem}")
-        print(
-            "the ledger is whole"
-            if report.ok
-            else f"{len(report.problems)} problems: release nothing from it"
-        )
+    lines = [
+        f"{counted(report.scopes, 'scope')}, {counted(report.charges, 'charge row')}, "
+        f"{counted(report.shards, 'shard')}, {counted(report.releases, 'released row')}",
+        *(f"problem: {problem}" for problem in report.problems),
+        "the ledger is whole"
+        if report.ok
+        else f"{counted(len(report.problems), 'problem')}: release nothing from it",
+    ]
+    emit({"ok": report.ok, **counts, "problems": list(report.problems)}, "\n".join(lines))
     if not report.ok:
         raise typer.Exit(4)
 
 
 @app.command()
-def show(location: Location, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def show(
+    location: Location, key_file: KeyFile = None, as_json: AsJson = False, log_format: Logs = LogFormat.TEXT
+) -> None:
     """Print scopes with spend against cap, and streams with how far they are released (units: ticks)."""
-    ledger = _open(location, key_file)
-    try:
+    begin(as_json=as_json, log_format=log_format)
+    with _opened(location, key_file) as ledger:
         scopes = [_scope(status) for status in ledger.scopes()]
         streams = [_stream(ledger, stream) for stream in ledger.streams()]
-    except EvertallyError as error:
-        raise _exit(error) from None
-    finally:
-        ledger.close()
-    if as_json:
-        print(json.dumps({"statement": STATEMENT, "scopes": scopes, "streams": streams}))
-        return
-    for scope in scopes:
-        print(
-            f"scope {scope['name']}: epsilon <= {scope['epsilon_cap']}, delta <= {scope['delta_cap']}"
-            f" for one {scope['unit']} ({scope['adjacency']}); spent {scope['spent']} of {scope['cap']}"
-            f" {scope['in']}, {scope['charges']} rows"
-        )
+    lines = [
+        f"scope {scope['name']}: epsilon <= {scope['epsilon_cap']}, delta <= {scope['delta_cap']}"
+        f" for one {scope['unit']} ({scope['adjacency']}); spent {scope['spent']} of {scope['cap']}"
+        f" {scope['in']}, {counted(scope['charges'], 'charge row')}"
+        for scope in scopes
+    ]
     for stream in streams:
-        print(
-            f"stream {stream['name']}, incarnation {stream['incarnation']}: {stream['keys']} keys,"
-            f" scope {stream['scope']}"
+        lines.append(
+            f"stream {stream['name']}, incarnation {stream['incarnation']}:"
+            f" {counted(stream['keys'], 'key')}, scope {stream['scope']}"
             + (f", paid up to tick {stream['slack_horizon']}" if stream["slack_horizon"] else "")
         )
-        for shard in stream["shards"]:  # type: ignore[attr-defined]  # a list made below
-            print(
-                f"  shard {shard['shard']}: tick {shard['t']}, published to {shard['published_t']},"
-                f" folded to {shard['folded_t']}, epoch {shard['epoch']}, chain {shard['chain'][:16]}"
-            )
-    print(STATEMENT)
+        lines.extend(
+            f"  shard {shard['shard']}: tick {shard['t']}, published to {shard['published_t']},"
+            f" folded to {shard['folded_t']}, epoch {shard['epoch']}, chain {shard['chain'][:16]}"
+            for shard in stream["shards"]
+        )
+    emit({"statement": STATEMENT, "scopes": scopes, "streams": streams}, "\n".join([*lines, STATEMENT]))
 
 
 @app.command("extend-horizon")
@@ -110,6 +105,7 @@ def extend_horizon(
         bool, typer.Option("--dry-run", help="Say what it costs, and charge nothing.")
     ] = False,
     as_json: AsJson = False,
+    log_format: Logs = LogFormat.TEXT,
 ) -> None:
     """Pay for the rounding of more ticks of a running counter, before any of them is released.
 
@@ -117,20 +113,14 @@ def extend_horizon(
     difference is charged to its scope. A running worker takes it up by itself. Exit code 3 when the scope
     does not admit it. A new key or any other change needs a new incarnation instead.
     """
-    ledger = _open(location, key_file)
-    try:
-        opened = ledger.find_stream(stream, incarnation)
-        if opened is None:
-            raise InvalidParameter("stream", stream, "a stream in this ledger")
+    begin(as_json=as_json, log_format=log_format)
+    with _opened(location, key_file) as ledger:
+        opened = _find(ledger, stream, incarnation)
         act = ledger.quote_horizon if dry_run else ledger.extend_horizon
         receipt = act(stream, opened.incarnation, ticks)
         status = ledger.scope_status(opened.scope)
-    except EvertallyError as error:
-        raise _exit(error) from None
-    finally:
-        ledger.close()
-    if as_json:
-        said = {
+    emit(
+        {
             "stream": stream,
             "incarnation": opened.incarnation,
             "charged": not dry_run,
@@ -140,13 +130,10 @@ def extend_horizon(
             "main": receipt.main,
             "delta_atto": receipt.delta,
             "remaining": status.remaining,
-        }
-        print(json.dumps(said))
-        return
-    print(
+        },
         f"{'would charge' if dry_run else 'charged'} {receipt.main} {status.scope.main_unit} and "
         f"{receipt.delta} atto-delta for ticks {opened.slack_horizon} to {ticks} of {stream}, incarnation "
-        f"{opened.incarnation}; scope {opened.scope} has {status.remaining} {status.scope.main_unit} left"
+        f"{opened.incarnation}; scope {opened.scope} has {status.remaining} {status.scope.main_unit} left",
     )
 
 
@@ -164,45 +151,52 @@ def publish(
         bool, typer.Option("--replace", help="Also replace a file that says something else than the ledger.")
     ] = False,
     as_json: AsJson = False,
+    log_format: Logs = LogFormat.TEXT,
 ) -> None:
     """Write a lost, torn or changed releases file again from the ledger, byte for byte; nothing is charged.
 
     Refused with exit code 4 where the file holds a later tick than the ledger (an older ledger was put
     back), and with 5 while a running releaser has the file open.
     """
+    begin(as_json=as_json, log_format=log_format)
     from evertally.pipelines.outbox import publish_again
 
-    ledger = _open(location, key_file)
-    try:
-        opened = ledger.find_stream(stream, incarnation)
-        if opened is None:
-            raise InvalidParameter("stream", stream, "a stream in this ledger")
+    with _opened(location, key_file) as ledger:
+        opened = _find(ledger, stream, incarnation)
         done = publish_again(ledger, opened, to, shard=shard, replace=replace)
-    except EvertallyError as error:
-        raise _exit(error) from None
+    what = "is written again" if done.written else "was whole"
+    emit(
+        {
+            "ok": True,
+            "stream": stream,
+            "incarnation": opened.incarnation,
+            "t": done.t,
+            "written": done.written,
+            "releases": str(to),
+        },
+        f"{to} {what}: {stream}, incarnation {opened.incarnation}, ticks 1 to {done.t}",
+    )
+
+
+@contextmanager
+def _opened(location: str, key_file: Path | None) -> Iterator[LedgerStore]:
+    ledger = open_ledger(location, key_file=key_file, create=False)
+    try:
+        yield ledger
     finally:
         ledger.close()
-    if as_json:
-        said = {"stream": stream, "incarnation": opened.incarnation, "t": done.t, "written": done.written}
-        print(json.dumps({"ok": True, **said, "releases": str(to)}))
-        return
-    what = "is written again" if done.written else "was whole"
-    print(f"{to} {what}: {stream}, incarnation {opened.incarnation}, ticks 1 to {done.t}")
 
 
-def _open(location: str, key_file: Path | None) -> LedgerStore:
-    try:
-        return open_ledger(location, key_file=key_file, create=False)
-    except EvertallyError as error:
-        raise _exit(error) from None
+def _find(ledger: LedgerStore, stream: str, incarnation: int | None) -> OpenedStream:
+    opened = ledger.find_stream(stream, incarnation)
+    if opened is None:
+        raise InvalidParameter(
+            "stream", stream, "a stream in this ledger; `evertally ledger show` lists them"
+        )
+    return opened
 
 
-def _exit(error: EvertallyError) -> typer.Exit:
-    typer.echo(f"error: {error}", err=True)
-    return typer.Exit(error.exit_code)
-
-
-def _scope(status: ScopeStatus) -> dict[str, object]:
+def _scope(status: ScopeStatus) -> dict[str, Any]:
     scope = status.scope
     return {
         "name": scope.name,
@@ -220,7 +214,7 @@ def _scope(status: ScopeStatus) -> dict[str, object]:
     }
 
 
-def _stream(ledger: LedgerStore, stream: OpenedStream) -> dict[str, object]:
+def _stream(ledger: LedgerStore, stream: OpenedStream) -> dict[str, Any]:
     shards = []
     for shard in range(stream.shards):
         head = ledger.head(stream.shard(shard))

@@ -17,7 +17,7 @@ import typer
 
 from evertally.errors import EvertallyError, InvalidParameter, StorageFull
 
-__all__ = ["AsJson", "Logs", "LogFormat", "begin", "emit", "report_error"]
+__all__ = ["AsJson", "Logs", "LogFormat", "begin", "counted", "emit", "report_error"]
 
 _LOGGER: Final = logging.getLogger("evertally")
 
@@ -70,6 +70,11 @@ def emit(fields: dict[str, Any], text: str) -> None:
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or the interpreter tries again at its end
         raise StorageFull(f"the result could not be written to standard output ({error.strerror})") from None
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun: "1 key", "2 keys"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def report_error(error: EvertallyError) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, counted, emit
 
 __all__ = ["run"]
 
@@ -51,7 +51,8 @@ def run(
             "mu": summary.header.mu,
             "guarantee": sentence,
         },
-        f"{summary.header.stream}: {summary.ticks} ticks x {len(summary.header.keys)} keys in "
-        f"{summary.releases} ({summary.released} ticks released now); lines that could not be counted are "
+        f"{summary.header.stream}: {counted(summary.ticks, 'tick')} x "
+        f"{counted(len(summary.header.keys), 'key')} in {summary.releases} "
+        f"({counted(summary.released, 'tick')} released now); lines that could not be counted are "
         f"listed in {summary.dead_letters}\n{sentence}",
     )

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evertally.pipelines.cli.output import AsJson, LogFormat, begin
+
 if TYPE_CHECKING:
     from evertally.accountants.budget.service import Credential, TokenStore
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    name="token", help="Create, revoke and list credentials of the budget service.", no_args_is_help=True
+    help="Create, revoke and list credentials of the budget service.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 
 _DAY_MS = 86_400_000
 Ledger = Annotated[str, typer.Option(help="SQLite file of the ledger, or a postgresql:// address.")]
 KeyFile = Annotated[Path | None, typer.Option(help="Chain key; LEDGER.chainkey where not given.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -42,13 +46,16 @@ def create(
         str, typer.Option(help="Map a client certificate's common name instead of making a token.")
     ] = "",
     key_file: KeyFile = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Create a credential. The token is printed once and kept only as a hash."""
+    """Create a credential. The token is printed once and kept only as a hash.
+
+    A SQLite ledger is created where there is none.
+    """
     from evertally.accountants.budget.service import Grant
 
     grants = tuple(Grant.parse(text) for text in grant)
-    with _tokens(ledger, key_file) as tokens:
+    with _tokens(ledger, key_file, as_json=as_json, create=True) as tokens:
         entry, token = tokens.create(
             principal, grants, expires_in_ms=expires_days * _DAY_MS, certificate_cn=certificate_cn
         )
@@ -66,15 +73,15 @@ def revoke(
     key_file: KeyFile = None,
 ) -> None:
     """Make a credential useless; a running service notices within a second."""
-    with _tokens(ledger, key_file) as tokens:
+    with _tokens(ledger, key_file, as_json=False, create=False) as tokens:
         changed = tokens.revoke(token_id)
     typer.echo(f"{token_id} is revoked" if changed else f"{token_id} was revoked before")
 
 
 @app.command("list")
-def list_tokens(ledger: Ledger, key_file: KeyFile = None, as_json: Json = False) -> None:
+def list_tokens(ledger: Ledger, key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """List credentials, without secrets."""
-    with _tokens(ledger, key_file) as tokens:
+    with _tokens(ledger, key_file, as_json=as_json, create=False) as tokens:
         entries = tokens.list()
     if as_json:
         typer.echo(json.dumps([_described(entry) for entry in entries]))
@@ -93,11 +100,12 @@ def list_tokens(ledger: Ledger, key_file: KeyFile = None, as_json: Json = False)
 
 
 @contextmanager
-def _tokens(ledger: str, key_file: Path | None) -> Iterator[TokenStore]:
+def _tokens(ledger: str, key_file: Path | None, *, as_json: bool, create: bool) -> Iterator[TokenStore]:
+    begin(as_json=as_json, log_format=LogFormat.TEXT)
     from evertally.accountants.budget.opening import open_ledger
     from evertally.accountants.budget.service import ServiceTables, TokenStore
 
-    open_ledger(ledger, key_file=key_file).close()
+    open_ledger(ledger, key_file=key_file, create=create).close()
     tables = ServiceTables(ledger)
     try:
         yield TokenStore(tables)

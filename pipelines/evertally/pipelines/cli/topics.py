@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, emit
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, counted, emit
 from evertally.pipelines.cli.worker import LogLevel, begin_service
 
 __all__ = ["app"]
@@ -70,5 +70,5 @@ def check(config: Config, as_json: AsJson = False, log_format: Logs = LogFormat.
     )
     emit(
         {"ok": True, "input_partitions": found.events},
-        f"all topics are fine; {found.events} input partitions",
+        f"all topics are fine; {counted(found.events, 'input partition')}",
     )

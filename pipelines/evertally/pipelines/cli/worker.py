@@ -30,6 +30,8 @@ def begin_service(*, as_json: bool, log_format: LogFormat, level: LogLevel) -> l
     kafka.handlers[:] = log.handlers
     kafka.setLevel(logging.WARNING)
     kafka.propagate = False
+    # it warns of each step over 0.1 s, which any busy machine has, in words for its own developers
+    logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
     return log
 
 

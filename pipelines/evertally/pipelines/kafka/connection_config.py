@@ -24,7 +24,9 @@ def read_broker(kafka: ConfigTable, folder: Path, mistakes: Mistakes) -> Broker 
             mistakes.add(f"kafka.{key}", text, "a readable PEM file")
     mechanism = kafka.text("sasl_mechanism", "one of " + ", ".join(SASL_MECHANISMS), required=False)
     username = kafka.text("username", "the SASL user", required=mechanism is not None)
-    password = kafka.text("password", "the SASL password", required=mechanism is not None)
+    password = kafka.text(
+        "password", "the SASL password, as EVERTALLY_KAFKA_PASSWORD", required=mechanism is not None
+    )
     if mechanism is not None and mechanism not in SASL_MECHANISMS:
         mistakes.add("kafka.sasl_mechanism", mechanism, "one of " + ", ".join(SASL_MECHANISMS))
     if protocol.startswith("SASL") != (mechanism is not None):

@@ -270,6 +270,8 @@ def main() -> None:
     missing = missing_tool()
     if missing is not None:
         raise SystemExit(f"a broker cannot be started: {missing}")
+    if not chosen.pom.is_file():
+        raise SystemExit(f"a broker cannot be started: there is no {chosen.pom}")
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

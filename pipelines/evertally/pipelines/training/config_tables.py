@@ -47,7 +47,7 @@ def read_data(
     if unit_field is not None and unit == "event":
         mistakes.add("data.unit", unit_field, "no such field where privacy.unit is event")
     per_unit = data.integer("records_per_unit", low=1, high=2**31) or 2**31
-    held_out = _file(data, "held_out", folder, mistakes)
+    held_out = _file(data, "data.held_out", folder, mistakes)
     names = tuple(features) if isinstance(features, list) else (features,)
     if not all(isinstance(name, str) and name for name in names):
         mistakes.add("data.features", features, "a name, or a list of names")
@@ -79,7 +79,7 @@ def read_model(model: ConfigTable, folder: Path, mistakes: Mistakes) -> ModelCon
     if factory and not _FACTORY.fullmatch(factory):
         mistakes.add("model.factory", factory, "package.module:function")
     hidden = _sizes(model, "hidden", mistakes) or ((16, 32, 128) if kind == "cnn" else (64,))
-    return ModelConfig(kind, factory, hidden, _file(model, "init", folder, mistakes))
+    return ModelConfig(kind, factory, hidden, _file(model, "model.init", folder, mistakes))
 
 
 def read_probe(table: ConfigTable, form: ExampleForm | None, folder: Path, mistakes: Mistakes) -> ProbeConfig:
@@ -209,10 +209,10 @@ def _numbers(table: ConfigTable, key: str, mistakes: Mistakes) -> tuple[float, .
     return tuple(float(x) for x in value)
 
 
-def _file(table: ConfigTable, key: str, folder: Path, mistakes: Mistakes) -> Path | None:
-    text = table.text(key, "a file", required=False)
+def _file(table: ConfigTable, field: str, folder: Path, mistakes: Mistakes) -> Path | None:
+    text = table.text(field.partition(".")[2], "a file", required=False)
     if text is None:
         return None
     if not os.path.isfile(folder / text):
-        mistakes.add(key, text, "a readable file")
+        mistakes.add(field, text, "a readable file")
     return folder / text

@@ -75,7 +75,8 @@ class RunReport:
             f"noise multiplier {self.noise_multiplier:.6g} at clip norm {self.clip:g}; sums divided by "
             f"{self.divisor:g}; paid by scope {self.scope}",
             f"quality on public data: {self.accuracy}",
-            f"cost: {'earlier' if self.seconds is None else f'{self.seconds:.1f} s'}; joules {_NOT_MEASURED}",
+            f"cost: {'was said when it ended' if self.seconds is None else f'{self.seconds:.1f} s'};"
+            f" joules {_NOT_MEASURED}",
             f"model: {self.model}",
         ]
         return "\n".join(lines)
