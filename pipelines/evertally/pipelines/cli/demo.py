@@ -41,7 +41,7 @@ def demo(
         {
             "ok": True,
             "releases": str(result.releases),
-            "picture": str(result.picture),
+            "picture": None if result.picture is None else str(result.picture),
             "stderr": result.rows[0].stderr,
             "stderr_known_end": float(f"{result.stderr_known_end:.6g}"),
             "epsilon": result.header.epsilon,
@@ -61,7 +61,8 @@ def demo(
         },
         f"{sentence}\nStandard error at the end {result.rows[0].stderr:.1f}; a mechanism that knew the end "
         f"would reach {result.stderr_known_end:.1f}. The true totals are shown by this demo alone.\n"
-        f"Releases: {result.releases}   Picture: {result.picture}",
+        f"Releases: {result.releases}   Picture: "
+        f"{result.picture or 'none without matplotlib; pip install evertally[plots]'}",
     )
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -77,12 +78,20 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The demo's table and its files."""
+    """The demo's table and its files.
+
+    Attributes:
+        header: the stream as published.
+        rows: one for each carrier.
+        releases: the releases file.
+        picture: the picture; None where matplotlib (extra `plots`) is not installed.
+        stderr_known_end: standard error, in departures, of a mechanism that knows the last tick.
+    """
 
     header: StreamHeader
     rows: tuple[DemoRow, ...]
     releases: Path
-    picture: Path
+    picture: Path | None
     stderr_known_end: float
 
 
@@ -102,8 +111,9 @@ def run_demo(out: Path, progress: Progress | None = None) -> DemoResult:
         summary = run_local(config, resume=stream_exists(config), progress=progress)
         truth = true_totals(data)
     table = ReleaseTable.collect(*read_releases(summary.releases))
-    picture = out / "totals.png"
-    draw_releases(table, picture)
+    picture = out / "totals.png" if find_spec("matplotlib") else None
+    if picture is not None:
+        draw_releases(table, picture)
     last = table.values[-1]
     rows = tuple(
         DemoRow(carrier, int(last[index]), float(table.stderr[-1]), truth[carrier])
