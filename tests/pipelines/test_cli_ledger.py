@@ -18,8 +18,9 @@ from evertally.accountants.budget import (
     StreamRecord,
     open_ledger,
 )
-from evertally.errors import EvertallyError
+from evertally.errors import EvertallyError, InvalidParameter
 from evertally.pipelines.cli.ledger import app
+from evertally.pipelines.cli.token import app as token_app
 
 CANARY = b"917263544512"
 
@@ -90,6 +91,18 @@ def test_sealed_states_are_never_shown(ledger: Path) -> None:
         _, output = run(command[0], str(ledger), *command[1:])
         assert CANARY.decode() not in output
         assert CANARY.hex() not in output
+
+
+@pytest.mark.parametrize("command", [("list",), ("revoke", "t-1")])
+def test_only_a_new_token_makes_a_ledger(tmp_path: Path, command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(token_app, [*command, "--ledger", str(tmp_path / "nothing.sqlite")])
+    assert isinstance(result.exception, InvalidParameter)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_group_of_commands_offers_completion() -> None:
+    for group in (app, token_app):
+        assert "completion" not in CliRunner().invoke(group, ["--help"]).output
 
 
 @pytest.mark.parametrize(("location", "code"), [("nothing.sqlite", 2), ("no/such/folder.sqlite", 2)])

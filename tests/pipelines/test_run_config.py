@@ -157,6 +157,15 @@ def test_files_that_are_no_toml(gates: Path, cli: Cli, content: bytes) -> None:
         load_config(gates / "none.toml")
 
 
+def test_a_training_runs_file_is_told_apart(gates: Path, cli: Cli) -> None:
+    path = gates / "train.toml"
+    path.write_text('[run]\nname = "digits"\n')
+    code, _, err = cli("check-config", "--config", path)
+    assert code == 2
+    assert "`evertally train` checks" in err
+    assert "stream.name" not in err
+
+
 def test_mu_is_another_way_to_say_epsilon(gates: Path) -> None:
     path = change(gates, "epsilon = 1.0", "mu = 0.5")
     header = load_config(path).spec.header(1)

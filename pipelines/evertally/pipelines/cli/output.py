@@ -33,6 +33,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JS
 Logs = Annotated[LogFormat, typer.Option("--log-format", help="Form of logs and errors on standard error.")]
 
 
+class _TextLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        # who says it: evertally, or kafka for its client's warnings
+        return f"{record.name.partition('.')[0]}: {super().format(record)}"
+
+
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {"level": record.levelname.lower(), "message": record.getMessage()}
@@ -48,9 +54,7 @@ def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
     """Set how this command prints, and return its logger."""
     _Settings.as_json, _Settings.log_format = as_json, log_format
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _JsonLines() if log_format is LogFormat.JSON else logging.Formatter("evertally: %(message)s")
-    )
+    handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
     _LOGGER.handlers[:] = [handler]
     _LOGGER.setLevel(logging.INFO)
     _LOGGER.propagate = False

@@ -212,7 +212,8 @@ def _reason_surfaced(broker: Broker) -> Iterator[None]:
     except EvertallyError:
         raise
     except (kafka_errors.KafkaError, OSError) as error:
-        reason = listener.reason or f"{type(error).__name__}: {error}"
+        name = type(error).__name__
+        reason = listener.reason or f"{name}: {str(error).removeprefix(f'{name}: ')}"
         if not listener.reason and listener.cut_off and broker.sasl_mechanism is not None:
             reason = "the broker closes the connection during login: wrong user, password or mechanism?"
         raise ServiceUnavailable(
