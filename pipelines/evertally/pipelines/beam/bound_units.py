@@ -20,7 +20,7 @@ from evertally.pipelines.beam.elements import Counting, tick_start
 from evertally.pipelines.beam.parts import Part
 from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.stream_ref import AggregationRef, Handle, StreamRef, opened
-from evertally.pipelines.beam.tick_order import NEXT, WAITING, next_turn, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn
 from evertally.pipelines.beam.unit_ledger import UnitLedger
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.kafka.unit_bound import bound_tick
@@ -141,7 +141,8 @@ class BoundLive(_BoundUnits):
         parts = take_turn(part, sealer, waiting, turn, self._sources, counted=self._counted)
         for one in parts:
             yield from bucket.parts(one, self._sources)
-        following.write(next_turn(turn, parts))
+        if parts:
+            following.write(max(turn, parts[-1].t + 1))
 
 
 _BUCKETS: Final[PerProcess[tuple[StreamRef | AggregationRef, str, int, int], _Bucket]] = PerProcess()

@@ -25,7 +25,7 @@ from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.sink_refs import SinkRef
 from evertally.pipelines.beam.stream_ref import StreamRef, opened
-from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, next_turn, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, take_turn
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.outbox import release_lines
@@ -218,7 +218,8 @@ class ReleaseLive(_ReleaseTicks):
         sources = self._step.sources
         first = first_turn(following, here.next_tick, counted=counted)
         turn = take_turn(part, sealer, waiting, first, sources, counted=counted)
-        following.write(next_turn(first, turn))
+        if turn and not counted:
+            following.write(max(first, turn[-1].t + 1))
         yield from self._release(shard, turn, bounded=False)
 
 

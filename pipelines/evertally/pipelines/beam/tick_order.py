@@ -5,7 +5,6 @@ The state is a bag, so that several ticks that wait at once never melt into one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 from evertally.errors import IntegrityError
 from evertally.pipelines.beam.parts import UNKNOWN, Part, PartSealer, merge
 
-__all__ = ["NEXT", "WAITING", "first_turn", "next_turn", "take_turn"]
+__all__ = ["NEXT", "WAITING", "first_turn", "take_turn"]
 
 WAITING: Final = BagStateSpec("waiting", BytesCoder())
 NEXT: Final = ReadModifyWriteStateSpec("next", VarIntCoder())
@@ -65,12 +64,12 @@ def first_turn(following: Any, durable_next: int, *, counted: bool) -> int:
     says it, from a job's first part on: where a bundle comes again, what was late then goes to the same tick
     as before, and not once more to a later one, however far the durable ticks have gone meanwhile.
     """
-    return durable_next if counted else following.read() or durable_next
-
-
-def next_turn(following: int, turn: Sequence[Part]) -> int:
-    """The tick whose turn is next behind `turn`."""
-    return max(following, turn[-1].t + 1) if turn else following
+    if counted:
+        return durable_next
+    held: int | None = following.read()
+    if held is None:
+        following.write(durable_next)
+    return durable_next if held is None else held
 
 
 def _placed(part: Part, following: int, *, counted: bool) -> Part:
