@@ -216,7 +216,7 @@ class _ReadPartition(beam.DoFn, RestrictionProvider):
         finally:
             reader.close(autocommit=False)
         if offset is None:
-            raise InvalidParameter("--from", None, "earliest, latest or a time at the first start")
+            raise InvalidParameter("--from", "nothing", "earliest, latest or a time at the first start")
         return int(offset)
 
 

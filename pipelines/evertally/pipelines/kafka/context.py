@@ -62,7 +62,7 @@ class StreamContext:
                     "not know it: was the ledger replaced? Starting anew would count without its history"
                 )
             if opened is None and not may_begin:
-                raise InvalidParameter("--from", None, "earliest, latest or a time at the first start")
+                raise InvalidParameter("--from", "nothing", "earliest, latest or a time at the first start")
             if opened is None:
                 opened = _create(config, store)
             config.spec.require_same(opened)
