@@ -129,5 +129,5 @@ def main() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal API's form
     # straight to the descriptor: the signal may have come in the middle of another print
-    os.write(2, b"evertally: stopped; what was released is in the ledger\n")
+    os.write(2, b"evertally: stopped; anything that was released is in the ledger\n")
     raise SystemExit(128 + number)

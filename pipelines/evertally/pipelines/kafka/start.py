@@ -68,7 +68,9 @@ def settle_first_offsets(
                 if own:
                     start_from = "earliest"
                 if start_from is None:
-                    raise InvalidParameter("--from", "nothing", "earliest, latest or a time at the first start")
+                    raise InvalidParameter(
+                        "--from", "nothing", "earliest, latest or a time at the first start"
+                    )
                 offsets = _first_offsets(reader, missing, start_from)
             else:
                 offsets = _new_partitions(reader, missing)
