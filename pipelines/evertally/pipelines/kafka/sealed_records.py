@@ -31,7 +31,10 @@ _LIFE_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record stands. Public: a function of the clock and of the assignment of partitions.
+    """Where a record stands, in clear for whoever may read the topic.
+
+    A function of the clock and of the assignment of partitions; but where several ticks close at once, those
+    in which something was counted show (docs/explanation-not-protected.md).
 
     Attributes:
         life: first 8 bytes of the stream id in hex; another life of the same name is passed over.
