@@ -12,6 +12,7 @@ from evertally.accountants.budget.amounts import (
     decimal_text,
     exact,
     mu_of_units,
+    nearest_double,
     root_up,
     units_down,
     units_up,
@@ -86,3 +87,14 @@ def test_mu_of_units_is_the_largest_that_fits(units: int) -> None:
     mu = mu_of_units(units)
     assert Fraction(mu) ** 2 * 10**9 <= units
     assert Fraction(math.nextafter(math.nextafter(mu, 9e9), 9e9)) ** 2 * 10**9 > units
+
+
+@pytest.mark.parametrize("text", ["1e309", "1.7976931348623158e308", "2.2e-308", "1e-400", "9" * 40 + "e999"])
+def test_what_no_double_holds_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="sigma"):
+        nearest_double("sigma", text)
+
+
+@given(st.floats(min_value=2.0**-1022, max_value=1.7976931348623157e308))
+def test_the_nearest_double_of_a_doubles_text_is_itself(value: float) -> None:
+    assert nearest_double("sigma", repr(value) if "e" not in repr(value) else value) == value

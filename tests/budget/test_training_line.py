@@ -93,10 +93,20 @@ def test_numbers_of_a_strategy_keep_their_signs_and_are_checked() -> None:
     blt = {"kind": "BLT", "output_scales": ["0.3", "-0.05"], "buffer_decays": ["0.9", "0"]}
     strategy, _ = TrainingLine(blt, BINS, "4").mechanism()
     assert strategy == BLT((0.3, -0.05), (0.9, 0.0))
-    for wrong in ("--1", "nan", "-inf", "1,5", ""):
+    for wrong in ("--1", "nan", "-inf", "1,5", "", "1e400", "-1e309", "1e-400"):
         with pytest.raises(InvalidParameter):
             TrainingLine({**blt, "output_scales": ["0.3", wrong]}, BINS, "4").loss(MIXED)
     with pytest.raises(InvalidParameter, match="taps"):
         TrainingLine({"kind": "BandMF", "bands": 4096}, {**BINS, "batches": 100_000}, "4")
     with pytest.raises(InvalidParameter, match="bands"):
         TrainingLine({"kind": "BandMF", "bands": 0}, BINS, "4")
+
+
+@pytest.mark.parametrize("text", ["1e400", "1e-400", "2e308"])
+def test_a_number_that_no_double_holds_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"line\.noise_multiplier"):
+        TrainingLine({"kind": "Identity"}, BINS, text).loss(MIXED)
+    with pytest.raises(InvalidParameter, match=r"line\.own_delta"):
+        TrainingLine({"kind": "Identity"}, BINS, "4", own_delta=text).loss(MIXED)
+    with pytest.raises(InvalidParameter, match=r"line\.participation"):
+        TrainingLine({"kind": "Identity"}, {**CYCLES, "sampling_probability": text}, "4").loss(MIXED)

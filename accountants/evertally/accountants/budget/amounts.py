@@ -21,6 +21,7 @@ __all__ = [
     "decimal_text",
     "exact",
     "mu_of_units",
+    "nearest_double",
     "root_up",
     "units_down",
     "units_up",
@@ -53,6 +54,18 @@ def exact(field: str, value: object) -> Fraction:
     if amount <= 0:
         raise InvalidParameter(field, str(value)[:64], _EXPECTED)
     return amount
+
+
+def nearest_double(field: str, value: object) -> float:
+    """The double nearest to a positive amount. Raises InvalidParameter below and beyond all doubles.
+
+    >>> nearest_double("sigma", "2.50")
+    2.5
+    """
+    amount = exact(field, value)
+    if not sys.float_info.min <= amount <= sys.float_info.max:
+        raise InvalidParameter(field, str(value)[:64], "a number that a double can hold")
+    return float(amount)
 
 
 def decimal_text(field: str, value: Amount) -> str:

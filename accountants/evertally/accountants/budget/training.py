@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from evertally.accountants.budget.amounts import Amount, decimal_text, exact
+from evertally.accountants.budget.amounts import Amount, decimal_text, exact, nearest_double
 from evertally.accountants.budget.canonical import canonical_json
 from evertally.accountants.budget.loss import Loss
 from evertally.accountants.budget.scopes import Scope
@@ -99,11 +99,11 @@ class TrainingLine:
         accountants = importlib.import_module("evertally.accountants")
         strategy, participation = self.mechanism()
         # towards less noise: a larger loss
-        sigma = float(exact("line.noise_multiplier", self.noise_multiplier)) * (1.0 - 2.0**-52)
+        sigma = nearest_double("line.noise_multiplier", self.noise_multiplier) * (1.0 - 2.0**-52)
         if self.own_delta != "":
             delta = exact("line.own_delta", self.own_delta)
             bound = accountants.account(strategy, participation, sigma).epsilon(
-                delta=float(delta) * (1.0 - 2.0**-52)
+                delta=nearest_double("line.own_delta", self.own_delta) * (1.0 - 2.0**-52)
             )
             return Loss(epsilon=Fraction(bound.value), delta=delta)
         if scope.renyi_order is None:
@@ -156,7 +156,7 @@ def _number(field: str, value: object) -> object:
     """A parameter as Python has it: decimal text, with a sign where it has one, is a double."""
     if isinstance(value, str):
         size = value.removeprefix("-")
-        number = 0.0 if size in ("0", "0.0") else float(exact(field, size))
+        number = 0.0 if size in ("0", "0.0") else nearest_double(field, size)
         return -number if size != value else number
     if isinstance(value, list):
         return tuple(_number(field, item) for item in value)
