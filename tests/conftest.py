@@ -140,6 +140,7 @@ def _lane(item: pytest.Item, markers: list[str]) -> str:
     return named or ("services" if _SERVICES.intersection(markers) else str(relative))
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Write each test's services into its report, and put the two lanes first."""
     lanes: dict[str, list[pytest.Item]] = {"engines": [], "services": []}
