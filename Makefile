@@ -9,7 +9,7 @@ PRISM := $(HOME)/.cache/evertally/prism/2.77.0/prism
 KUSTOMIZE := $(if $(shell command -v kubectl),,$(HOME)/.cache/evertally/kustomize/5.6.0/kustomize)
 PYTEST := $(DEV)/python -m pytest
 # two processes: one starts engines, the other brokers and servers, then both share the rest (tests/conftest.py)
-LANES := -n 2 --dist loadgroup --no-loadscope-reorder
+LANES := -n 2 --no-loadscope-reorder
 BANDIT := $(DEV)/bandit --quiet --configfile tests/audits/bandit.yaml --recursive counters accountants pipelines
 
 .DEFAULT_GOAL := help
@@ -75,7 +75,7 @@ test: lint lint-deploy .venv-train/.ready .venv-flink/.ready $(PRISM) ## everyth
 	exit $$status
 
 check: .venv-dev/.ready ## the fast subset while working
-	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka and not prism and not flink and not prometheus" -n 2 --dist loadgroup
+	$(PYTEST) -m "not soak and not slow and not postgres and not browser and not faults and not kafka and not prism and not flink and not prometheus" -n 2
 
 soak: .venv-dev/.ready .venv-train/.ready .venv-flink/.ready $(PRISM) ## the long runs: fresh keys, full-size faults and load
 	@status=0; \

@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,29 +129,38 @@ def collect_what_clients_leave() -> Iterator[None]:
 
 _COUNTED = ("postgres", "browser", "kafka", "faults", "prism", "flink", "train", "prometheus")
 _ran: dict[str, int] = dict.fromkeys(_COUNTED, 0)
-# Two lanes of about equal length hold all that starts servers or clusters; two processes (`pytest -n 2
-# --dist loadgroup --no-loadscope-reorder`) take one each and then share the other modules between them.
-_LANES = {"flink": "engines", "beam": "engines", "kafka": "services", "faults": "services"}
-_SERVICES = {"postgres", "browser", "kafka", "faults", "prometheus"}
+# Two processes (`pytest -n 2`) first take a lane each of all that starts clusters, brokers and stacks, then
+# share the other modules; so each server is started once.
+_LANES = dict.fromkeys(("beam", "flink"), "engines") | dict.fromkeys(
+    ("kafka", "faults", "deploy", "metrics", "docs"), "services"
+)
 
 
-def _lane(item: pytest.Item, markers: list[str]) -> str:
-    relative = item.path.relative_to(Path(__file__).parent)
-    named = _LANES.get(relative.parts[0])
-    return named or ("services" if _SERVICES.intersection(markers) else str(relative))
+def _lane(nodeid: str) -> str:
+    module = nodeid.partition("::")[0]
+    return _LANES.get(module.removeprefix("tests/").partition("/")[0], module)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Write each test's services into its report, and put the two lanes first."""
     lanes: dict[str, list[pytest.Item]] = {"engines": [], "services": []}
     for item in items:
         markers = [m for m in _COUNTED if item.get_closest_marker(m) is not None]
         item.user_properties += [("service", marker) for marker in markers]
-        lane = _lane(item, markers)
-        item.add_marker(pytest.mark.xdist_group(lane))
-        lanes.setdefault(lane, []).append(item)
+        lanes.setdefault(_lane(item.nodeid), []).append(item)
     items[:] = [item for lane in lanes.values() for item in lane]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """A process takes whole lanes; the plugin's own groups do not reach it under this pytest."""
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no types
+
+    class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # as above
+        def _split_scope(self, nodeid: str) -> str:
+            return _lane(nodeid)
+
+    return Lanes(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
