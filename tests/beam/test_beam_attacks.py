@@ -16,6 +16,7 @@ import pytest
 from apache_beam.internal.cloudpickle import cloudpickle
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Timestamp
 from tests.beam.direct import START_MS, TICK_MS, DirectStream
+from tests.beam.runner_state import Bag, Value
 from tests.contracts.engine_conformance import Case, exact_steps
 
 from evertally.accountants.budget.ledger import OpenedStream
@@ -49,35 +50,6 @@ RULE = TickRule(START_MS, TICK_MS, 0, None)
 def _fresh_process() -> Iterator[None]:
     yield
     close_all()
-
-
-class Bag:
-    """Bag state, and what a runner goes back to when a bundle fails."""
-
-    def __init__(self) -> None:
-        self.held: list[bytes] = []
-
-    def add(self, one: bytes) -> None:
-        self.held.append(one)
-
-    def read(self) -> list[bytes]:
-        return list(self.held)
-
-    def clear(self) -> None:
-        self.held = []
-
-
-class Value:
-    """A single value."""
-
-    def __init__(self) -> None:
-        self.held: int | None = None
-
-    def read(self) -> int | None:
-        return self.held
-
-    def write(self, value: int) -> None:
-        self.held = value
 
 
 def by_person(**limits: Any) -> StreamSpec:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.beam.runner_state import Bag
 
 from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable
 from evertally.pipelines.beam import KeyRef, LedgerRef
@@ -20,22 +21,6 @@ from evertally.pipelines.kafka.broker import Broker
 from evertally.pipelines.kafka.unit_bound import Contributed
 
 SEALER = PartSealer(b"k" * 32, "s")
-
-
-class Bag:
-    """What Beam's bag state does."""
-
-    def __init__(self) -> None:
-        self.held: list[bytes] = []
-
-    def add(self, one: bytes) -> None:
-        self.held.append(one)
-
-    def read(self) -> list[bytes]:
-        return list(self.held)
-
-    def clear(self) -> None:
-        self.held = []
 
 
 def whole(t: int, source: int, sums: dict[int, int] | None = None, sent: int | None = None) -> Part:

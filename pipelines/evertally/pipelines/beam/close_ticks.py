@@ -21,7 +21,7 @@ from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.refs import with_password
 from evertally.pipelines.beam.stream_ref import AggregationHandle, AggregationRef, opened
-from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn_behind
 from evertally.pipelines.kafka.aggregation import TickRule, positions_of
 from evertally.pipelines.kafka.sealed_records import Piece, Place, StreamSealer
 from evertally.pipelines.kafka.sums import encode_sums
@@ -151,12 +151,11 @@ class CloseTicks(beam.DoFn):
         if part.t > here.next_tick and not here.at_head():
             here = self._writer(anew=True)
         counted = self._step.stream.topic.events is not None
-        first = first_turn(following, here.next_tick, counted=counted)
-        turn = take_turn(part, sealer, waiting, first, self._step.sources, counted=counted)
+        turn = take_turn_behind(
+            part, sealer, waiting, following, here.next_tick, self._step.sources, counted=counted
+        )
         if not turn:
             return
-        if not counted:
-            following.write(max(first, turn[-1].t + 1))
         with here.lock:
             if not here.at_head():
                 here = self._writer(anew=True)

@@ -25,7 +25,7 @@ from evertally.pipelines.beam.per_process import PerProcess
 from evertally.pipelines.beam.positions import Cuts, Digests
 from evertally.pipelines.beam.sink_refs import SinkRef
 from evertally.pipelines.beam.stream_ref import StreamRef, opened
-from evertally.pipelines.beam.tick_order import NEXT, WAITING, first_turn, take_turn
+from evertally.pipelines.beam.tick_order import NEXT, WAITING, take_turn_behind
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.outbox import release_lines
@@ -216,10 +216,7 @@ class ReleaseLive(_ReleaseTicks):
             here = self._shard(shard, anew=True)
         counted = self._step.partitions is not None
         sources = self._step.sources
-        first = first_turn(following, here.next_tick, counted=counted)
-        turn = take_turn(part, sealer, waiting, first, sources, counted=counted)
-        if turn and not counted:
-            following.write(max(first, turn[-1].t + 1))
+        turn = take_turn_behind(part, sealer, waiting, following, here.next_tick, sources, counted=counted)
         yield from self._release(shard, turn, bounded=False)
 
 

@@ -14,7 +14,7 @@ from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateS
 from evertally.errors import IntegrityError
 from evertally.pipelines.beam.parts import UNKNOWN, Part, PartSealer, merge
 
-__all__ = ["NEXT", "WAITING", "first_turn", "take_turn"]
+__all__ = ["NEXT", "WAITING", "take_turn", "take_turn_behind"]
 
 WAITING: Final = BagStateSpec("waiting", BytesCoder())
 NEXT: Final = ReadModifyWriteStateSpec("next", VarIntCoder())
@@ -57,19 +57,31 @@ def take_turn(
     return turn
 
 
-def first_turn(following: Any, durable_next: int, *, counted: bool) -> int:
-    """The tick whose turn it is.
+def take_turn_behind(
+    part: Part,
+    sealer: PartSealer,
+    waiting: Any,
+    following: Any,
+    durable_next: int,
+    sources: int,
+    *,
+    counted: bool,
+) -> list[Part]:
+    """`take_turn` of a step whose ticks become durable.
 
     Sources that know what they sent begin behind the last durable tick. Without counts the runner's state
-    says it, from a job's first part on: where a bundle comes again, what was late then goes to the same tick
-    as before, and not once more to a later one, however far the durable ticks have gone meanwhile.
+    (`NEXT`) says whose turn it is, from a job's first part on: where a bundle comes again, what was late then
+    goes to the same tick as before, and not once more to a later one, however far the durable ticks have gone.
     """
     if counted:
-        return durable_next
+        return take_turn(part, sealer, waiting, durable_next, sources, counted=True)
     held: int | None = following.read()
-    if held is None:
-        following.write(durable_next)
-    return durable_next if held is None else held
+    first = durable_next if held is None else held
+    turn = take_turn(part, sealer, waiting, first, sources, counted=False)
+    after = max(first, turn[-1].t + 1) if turn else first
+    if after != held:
+        following.write(after)
+    return turn
 
 
 def _placed(part: Part, following: int, *, counted: bool) -> Part:
