@@ -71,7 +71,7 @@ def take_turn_behind(
 
     Sources that know what they sent begin behind the last durable tick. Without counts the runner's state
     (`NEXT`) says whose turn it is, from a job's first part on: where a bundle comes again, what was late then
-    goes to the same tick as before, and not once more to a later one, however far the durable ticks have gone.
+    goes to the same tick as before, and not once more to a later one, however far durable ticks have gone.
     """
     if counted:
         return take_turn(part, sealer, waiting, durable_next, sources, counted=True)
