@@ -68,6 +68,7 @@ def sources(folder: str, excluded: tuple[str, ...] = ()) -> list[Path]:
     return [p for p in base.rglob("*.py") if p.relative_to(base).parts[0] not in excluded]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("folder", "excluded", "forbidden"), RULES)
 def test_imports_stay_inside_their_boundary(
     folder: str, excluded: tuple[str, ...], forbidden: tuple[str, ...]
@@ -105,6 +106,7 @@ def refused(name: str) -> bool:
     return any(name == f or name.startswith(f + ".") for f in (*FORBIDDEN, *FORBIDDEN_CALLS))
 
 
+@pytest.mark.slow
 def test_shipped_code_neither_pickles_nor_draws_guessable_noise() -> None:
     for portion in SHIPPED:
         for path in sources(portion):

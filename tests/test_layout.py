@@ -83,6 +83,7 @@ def test_locks_carry_hashes_and_no_addresses() -> None:
 HEAVY = ("apache_beam", "scipy.stats", "numba", "matplotlib", "torch", "pyflink")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["evertally.pipelines.cli.app", "evertally.counters", "evertally.accountants"]
 )

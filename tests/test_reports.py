@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reports.md"
 NAMED = re.compile(r"`([a-z_/0-9]+\.py)::(test_\w+)`")
@@ -20,6 +22,7 @@ def defined(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
+@pytest.mark.slow
 def test_every_row_names_tests_that_exist() -> None:
     assert len(rows()) == 48
     for row in rows():

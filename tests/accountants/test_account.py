@@ -75,6 +75,7 @@ def test_directions_alone_are_at_most_both() -> None:
     assert all(bound.lower <= bound.value for bound in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Identity(), BandedSquareRoot(3)])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_calibration_meets_its_target(strategy: Identity, epsilon: float) -> None:
@@ -95,6 +96,7 @@ def test_epsilon_and_delta_are_inverse() -> None:
     assert mechanism.delta(epsilon=epsilon).value == pytest.approx(1e-6, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_reading_changes_nothing() -> None:
     mechanism = account(BandedSquareRoot(3), SCHEME, 4.0)
     assert len({mechanism.epsilon(delta=1e-6) for _ in range(100)}) == 1
@@ -203,6 +205,7 @@ def test_conditional_composition_over_its_budget_is_left_out_with_a_note() -> No
     assert any("conditional composition left out" in note for note in bound.notes)
 
 
+@pytest.mark.slow
 def test_the_default_says_that_conditional_composition_was_left_out() -> None:
     default = account(BandedSquareRoot(3), SCHEME, 4.0).delta(epsilon=1.0)
     found = calibrate_noise_multiplier(BandedSquareRoot(3), SCHEME, epsilon=1.0, delta=1e-5)
@@ -271,6 +274,7 @@ def check(strategy: object, scheme: BallsInBins, sigma: float, epsilon: float, d
     assert max(bound.value for bound in epsilons[1:]) <= epsilons[0].value * slack + 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategies", [False, True])
 def test_a_slice_of_random_settings(strategies: bool) -> None:
     for setting in settings(5 if strategies else 20, 1, strategies):
@@ -291,6 +295,7 @@ def test_two_thousand_random_settings(part: int) -> None:
         check(*setting)
 
 
+@pytest.mark.slow
 def test_noise_is_monotone_in_the_target() -> None:
     scheme = BallsInBins(12, 3)
     choices: tuple[set[Source] | None, ...] = ({"renyi"}, None)
@@ -305,6 +310,7 @@ def test_noise_is_monotone_in_the_target() -> None:
         assert all(np.isfinite(found))
 
 
+@pytest.mark.slow
 def test_less_noise_never_costs_less() -> None:
     draw = random.Random(5)
     for _ in range(1000):
@@ -314,6 +320,7 @@ def test_less_noise_never_costs_less() -> None:
         assert cheap <= dear
 
 
+@pytest.mark.slow
 def test_the_unamplified_gaussian_is_always_in_the_minimum() -> None:
     curves, _ = applicable(BandedSquareRoot(3), SCHEME, None, "both", 0.1, 1.0)
     assert next(curve.source for curve in curves) == "gaussian"

@@ -52,6 +52,7 @@ def test_no_limit_theorem_is_offered() -> None:
             account(Identity(), BallsInBins(10, 1), 1.0, bounds={name})  # type: ignore[arg-type]  # the point
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 1e3])
 @pytest.mark.parametrize("batches", [1, 997, 100_000])
 def test_ordinary_parameters_never_abort(batches: int, sigma: float) -> None:
@@ -72,6 +73,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "scheme", "epsilon", "delta"), SETTINGS)
 def test_the_answer_is_on_the_admitted_side_and_settled(
     strategy: BLT | BandedInverseSquareRoot, scheme: BallsInBins, epsilon: float, delta: float

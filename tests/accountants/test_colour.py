@@ -71,6 +71,7 @@ def test_identity_is_exact() -> None:
     assert colour.delta(gram, 2.0, 0.5, "remove", 1) == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_bounds_are_in_order(seed: int, monte_carlo: ModuleType) -> None:
     """lower <= Monte Carlo <= colour at every number of colours <= unamplified, both directions."""

@@ -203,6 +203,7 @@ def bad_rate(
     return float(bad.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("bad_event", [0.02, 0.2])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -216,6 +217,7 @@ def test_bad_events_are_as_rare_as_promised(
     assert rate <= bad_event + 5 * math.sqrt(bad_event / 40_000)
 
 
+@pytest.mark.slow
 def test_mutants_of_the_event_fail() -> None:
     """The whole probability spent on each test, and four times the bins before the tested one."""
     means, sigma, event = means_of("dense", 4, 2), 2.5, 0.2
@@ -256,6 +258,7 @@ def test_mutant_that_rounds_weights_breaks_their_sum() -> None:
 MONTE_CARLO = [("identity", 3, 1), ("identity", 5, 2), ("identity", 8, 3), ("bsr", 6, 2), ("dense", 4, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("case", MONTE_CARLO, ids=str)
 def test_the_bound_covers_monte_carlo(
@@ -319,6 +322,7 @@ def test_first_hazard_is_exact_and_weights_follow_from_rounded_hazards() -> None
         assert max(rounded) <= 1.0
 
 
+@pytest.mark.slow
 def test_coarser_hazards_only_add_to_delta() -> None:
     tests = identity_tests(50, 2)
     hazards = tests.hazards(1.0, 1e-5, "remove")
@@ -372,6 +376,7 @@ def test_the_mean_maximising_temperature_maximises_the_mean() -> None:
     assert all(mean(best / best.sum()) >= mean(psi) for psi in others)
 
 
+@pytest.mark.slow
 def test_temperatures_help() -> None:
     """b = 50, sigma 0.9, epsilon 1: 8.5e-3 with, 1.6e-2 without (prototype); the truth is 7.0e-5."""
     gram = Identity().gram(BallsInBins(batches=50, epochs=1))
@@ -381,6 +386,7 @@ def test_temperatures_help() -> None:
     assert random_allocation.delta(50, 0.9, 1.0, "remove", upper=False) <= with_ < without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [1e-3, 0.05, 1.0, 100.0, 1e4])
 def test_extremes_stay_bounds(sigma: float) -> None:
     gram = Identity().gram(BallsInBins(batches=8, epochs=2))

@@ -36,6 +36,7 @@ def _grams() -> list[Gram]:
     return [s.gram(scheme) for s in (Identity(), BandedSquareRoot(4), BandedInverseSquareRoot(4))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gram", _grams(), ids=["identity", "bsr", "bisr"])
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 4.0, 100.0])
 def test_lower_never_crosses_upper(gram: Gram, sigma: float) -> None:

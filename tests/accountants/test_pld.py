@@ -119,6 +119,7 @@ def test_the_certified_error_is_not_empty() -> None:
     assert composed.delta(29.9) >= exact
 
 
+@pytest.mark.slow
 def test_delta_falls_and_epsilon_answers_it() -> None:
     composed = compose([(poisson(0.1, 1.0, 1e-3, "remove"), 30)], 1.0)
     values = [composed.delta(e) for e in np.linspace(0, 20, 200)]

@@ -102,6 +102,7 @@ def test_identity_divergence(epochs: int, batches: int, sigma: float, order: int
     assert found == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "batches", "bands", "sigma", "order", "expected"), BANDED)
 def test_banded_divergence(
     rows: int, batches: int, bands: int, sigma: float, order: int, expected: float

@@ -45,6 +45,7 @@ def by_tuples(matrix: FloatArray, order: int) -> float:
     return float(top + np.log(np.exp(exponent - top).sum()) - order * math.log(batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bands", [1, 2, 3, 4])
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("batches", [6, 7])

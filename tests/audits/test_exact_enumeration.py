@@ -63,6 +63,7 @@ WORLDS: dict[str, tuple[Policy, int | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ticks", "width", "q"), GRIDS)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_exact_delta_is_never_above_the_accountant(name: str, ticks: int, width: int, q: int) -> None:
@@ -99,6 +100,7 @@ def test_the_enumeration_is_whole_and_close() -> None:
         assert abs(got / gaussian_delta(epsilon, ideal) - 1.0) < 0.05
 
 
+@pytest.mark.slow
 def test_the_slack_is_needed() -> None:
     """Without it some setting is above: rounding does cost privacy, and the enumeration sees it."""
     above = 0
@@ -161,6 +163,7 @@ def test_the_history_is_a_function_of_earlier_draws(name: str, width: int) -> No
     assert _histories(MECHANISMS[name](), width) == 1
 
 
+@pytest.mark.slow
 def test_a_history_by_fft_is_not_and_is_not_charged_for() -> None:
     """Half of l_1 z_1 is a tie, and the transform of the whole block decides it."""
     assert max(_histories(LogPerturbed(), width) for width in (3, 5, 2**30)) > 1

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.audits.audit_locks import LOCKS, pins, service_answers, unanswered
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 BANDIT = ("-q", "-c", str(ROOT / "tests" / "audits" / "bandit.yaml"))
 INSTALL = re.compile(r"\b(?:pip|uv) (?:pip )?(?:install|sync)\b[^\n]*")

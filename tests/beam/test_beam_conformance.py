@@ -15,6 +15,8 @@ from tests.contracts.engine_conformance import CASES, Case, Observed, verify
 from evertally.pipelines.beam import release_ticks
 from evertally.pipelines.releases import Release
 
+pytestmark = pytest.mark.slow
+
 
 class BoundedBeam:
     """Every restart is a job that fails behind some ledger row, and is run again from the first event on."""

@@ -50,6 +50,7 @@ username = "someone"
 """
 
 
+@pytest.mark.slow
 def test_the_graph_holds_places_and_no_secret(tmp_path: Path) -> None:
     (tmp_path / "worker.toml").write_text(CONFIG)
     KeyFile.create(tmp_path / "key")

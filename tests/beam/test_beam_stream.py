@@ -22,6 +22,8 @@ from evertally.errors import InvalidParameter
 from evertally.pipelines.beam.elements import DEAD_LETTERS
 from evertally.pipelines.beam.per_process import close_all
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> Any:

@@ -289,6 +289,7 @@ class StatementCounter:
         return False
 
 
+@pytest.mark.slow
 def test_decisions_stay_flat_as_history_grows(tmp_path: Path) -> None:
     # opendp#2909: a filter quadratic in its queries; counted in SQLite's own instructions, not in time
     store, backend = counting_store(tmp_path)

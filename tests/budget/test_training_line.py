@@ -26,6 +26,7 @@ def cold(line: TrainingLine) -> Loss:
     return line.loss(MIXED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_delta", ["", "1e-8"])
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s["kind"])
 def test_a_training_lines_cost_reads_no_clock(

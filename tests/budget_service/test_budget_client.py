@@ -30,6 +30,8 @@ from evertally.errors import (
     UnsupportedMechanism,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def request(sigma: str = "100", **changes: object) -> ChargeRequest:
     fields: dict[str, object] = {"scope": "health", "unit": "event", "adjacency": "add-remove"}

@@ -20,6 +20,8 @@ from tests.budget_service.harness import Service, charge_body, prepare, start
 from evertally.accountants.budget.service import Grant, ServiceTables, TokenStore
 from evertally.errors import InvalidParameter
 
+pytestmark = pytest.mark.slow
+
 TRAINING = {
     "kind": "training",
     "strategy": {"kind": "Identity"},

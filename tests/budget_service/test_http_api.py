@@ -14,6 +14,8 @@ from tests.budget_service.harness import GAUSSIAN, Service, Starter, charge_body
 
 from evertally.accountants.budget.service.problems import CODES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[httpx.Client]:
@@ -291,7 +293,6 @@ def test_security_headers_are_on_every_answer(client: httpx.Client) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.slow
 def test_locked_ledger_is_503_and_grants_nothing(starter: Starter) -> None:
     service = starter()
     with service.client() as client:

@@ -18,6 +18,8 @@ from evertally.accountants.budget.service import ServiceSettings
 from evertally.accountants.budget.service.limits import RateLimiter
 from evertally.errors import InvalidParameter
 
+pytestmark = pytest.mark.slow
+
 
 def _exchange(
     service: Service, head: str, *chunks: bytes, pause_s: float = 0.0

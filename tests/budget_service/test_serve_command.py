@@ -19,6 +19,8 @@ from evertally.errors import InvalidParameter
 from evertally.pipelines.cli.serve import serve
 from evertally.pipelines.cli.token import app as token_app
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference-http.md"
 
 

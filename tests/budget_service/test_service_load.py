@@ -14,6 +14,8 @@ from tests.budget_service.load import Outcome, run_clients, total_granted
 
 from evertally.accountants.budget.opening import open_ledger
 
+pytestmark = pytest.mark.slow
+
 
 def _audit(service: Service, outcomes: list[Outcome], *, crashed: bool = False) -> tuple[int, int]:
     """Compare what clients were told with the ledger; (distinct grants, spent)."""
@@ -41,7 +43,6 @@ def test_sixteen_clients_spend_exactly_the_distinct_grants(service: Service) -> 
     assert sum(outcome.refused for outcome in outcomes) == 0
 
 
-@pytest.mark.slow
 def test_a_cap_that_runs_out_under_load_is_met_exactly(starter: Starter) -> None:
     service = starter()
     # cap 200,986,265 nano-mu2, each charge (1/100)^2 = 100,000: 2,009 fit; 16 x 160 ask
@@ -52,7 +53,6 @@ def test_a_cap_that_runs_out_under_load_is_met_exactly(starter: Starter) -> None
     assert sum(outcome.refused for outcome in outcomes) == 16 * 160 - 2009
 
 
-@pytest.mark.slow
 @pytest.mark.postgres
 def test_load_on_postgresql(postgres_address: str, tmp_path: Path) -> None:
     key_file = str(tmp_path / "chain.key")
@@ -88,7 +88,6 @@ def _killed_under_load(starter: Starter, after_s: float, clients: int, requests:
     assert all(told_again[key] == body for key, body in told.items())
 
 
-@pytest.mark.slow
 @pytest.mark.faults
 def test_kill_under_load_loses_no_grant(starter: Starter) -> None:
     _killed_under_load(starter, 2.0, 8, 150)

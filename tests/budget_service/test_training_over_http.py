@@ -14,6 +14,8 @@ from evertally.accountants.budget.client import BudgetClient
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import BudgetExceeded, Fenced, InvalidParameter
 
+pytestmark = pytest.mark.slow
+
 SCOPE = Scope("models", "event", "add-remove", "6", "0.000001", filter="renyi", order="8")
 DRAFT = {
     "kind": "training",

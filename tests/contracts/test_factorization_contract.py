@@ -73,6 +73,7 @@ def lower_triangular(coefficients: np.ndarray) -> np.ndarray:
     return np.array([[coefficients[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
 
 
+@pytest.mark.slow
 def test_the_pair_multiplies_to_counting(m: Factorization) -> None:
     n = 2048
     product = np.convolve(m.noise_coefficients(n), m.strategy_coefficients(n))[:n]
@@ -111,6 +112,7 @@ def test_kappa_bounds_the_inverse(m: Factorization) -> None:
     assert np.linalg.norm(np.linalg.inv(L), 2) <= m.kappa * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 64])
 def test_engine_equals_the_dense_oracle(m: Factorization, n: int) -> None:
     engine = m.engine(HashedSource(2))
@@ -122,6 +124,7 @@ def test_engine_equals_the_dense_oracle(m: Factorization, n: int) -> None:
     assert z.dtype == h.dtype == np.int64
 
 
+@pytest.mark.slow
 def test_noise_identity(m: Factorization) -> None:
     """R applied to the steps of the noise gives back the draws, across powers of two."""
     n = 1100
@@ -133,6 +136,7 @@ def test_noise_identity(m: Factorization) -> None:
     assert np.abs(recovered - z[:, 0]).max() < 16 + 4 * m.state_rounding * math.sqrt(n)
 
 
+@pytest.mark.slow
 def test_steps_and_runs_give_the_same_integers(m: Factorization) -> None:
     one, other = m.engine(HashedSource(3)), m.engine(HashedSource(3))
     z, h = one.run(70)
@@ -145,6 +149,7 @@ def test_steps_and_runs_give_the_same_integers(m: Factorization) -> None:
     close(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 7, 8, 9, 63, 64, 65, 100])
 def test_restart_at_any_tick(m: Factorization, at: int) -> None:
     whole, again = m.engine(HashedSource(2)), m.engine(HashedSource(2))
@@ -164,6 +169,7 @@ def test_a_canonical_id_reads_back(m: Factorization) -> None:
     assert again.sensitivity_squared() == m.sensitivity_squared()
 
 
+@pytest.mark.slow
 def test_bank_snapshots_at_any_tick(m: Factorization) -> None:
     def bank() -> CounterBank:
         return CounterBank.for_mu(m, mu=0.5, source=HashedSource(2), contribution=Contribution())
@@ -190,6 +196,7 @@ def test_unusable_lengths_are_refused(m: Factorization, n: float) -> None:
             call(n)  # type: ignore[arg-type]  # deliberately wrong
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     weights=st.lists(st.floats(0.01, 1.0), min_size=3, max_size=6),

@@ -77,6 +77,7 @@ def test_published_rows_differ_from_true_ones_by_the_sensitivity_alone() -> None
             assert true.variance(t) / published.variance(t) == pytest.approx(factor / claimed, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_every_contender_that_is_private_covers_the_yardstick_at_one_tick() -> None:
     """A single tick needs variance 1 at mu = 1: less would be less noise than the Gaussian mechanism's."""
     for contender in contenders():

@@ -64,6 +64,7 @@ def identity_error(mechanism: LogPerturbed, engine: FftEngine, n: int) -> NDArra
     return np.abs(strategy_of_increments(mechanism, y) - z[:, 0] / UNIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.0, 1.2])
 def test_noise_identity_across_every_power_of_two(ratio: float) -> None:
     mechanism = LogPerturbed(0.01, ratio)
@@ -143,6 +144,7 @@ def test_restart_equals_uninterrupted(t: int) -> None:
     assert np.array_equal(h2, h[t:])
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.lists(st.integers(1, 1200), max_size=5))
 def test_restarts_anywhere(cuts: list[int]) -> None:
@@ -342,6 +344,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_one_thread_an_engine_and_close_ends_it() -> None:
     gc.collect()
     wait_until(lambda: not worker_threads())
@@ -359,6 +362,7 @@ def test_one_thread_an_engine_and_close_ends_it() -> None:
     assert np.array_equal(h, h2[3000:])
 
 
+@pytest.mark.slow
 def test_a_forgotten_engine_takes_its_thread_along() -> None:
     gc.collect()
     before = len(worker_threads())

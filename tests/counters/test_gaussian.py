@@ -64,6 +64,7 @@ def test_bits_that_never_decide_are_refused() -> None:
         draw(0, more=0)
 
 
+@pytest.mark.slow
 def test_fast_path_equals_the_exact_path() -> None:
     state = np.random.default_rng(20260101)
     high, low = state.integers(0, 2**64, (2, 3000), dtype=np.uint64)

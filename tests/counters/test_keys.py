@@ -93,6 +93,7 @@ def _child_draws(queue: multiprocessing.Queue[list[int]]) -> None:
     queue.put(KeyedNoise(noise_key(incarnation=5)).block(1, 8)[:, 0].tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_workers_draw_the_same_noise_for_the_same_tick(method: Literal["fork", "spawn"]) -> None:

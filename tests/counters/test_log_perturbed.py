@@ -129,6 +129,7 @@ def test_default_is_within_two_of_the_yardstick() -> None:
         assert norm * powers[t - 1] <= 2.0 * yardstick(t) ** 2
 
 
+@pytest.mark.slow
 def test_noise_power_continues_in_closed_form() -> None:
     for alpha, ratio in ((0.01, 0.0), (1.0, 1.2), (1.0, 2.0), (1.0, 0.0)):
         gamma, delta = 0.5 + alpha, -ratio * (0.5 + alpha)
@@ -169,6 +170,7 @@ def test_no_admissible_pattern_exceeds_the_bound(memory: str) -> None:
             assert dense_norm(strategy, tuple(starts)) <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["fft", "constant"])
 def test_infinite_bound_contains_every_horizon(memory: str) -> None:
     mechanism = LogPerturbed(1.0, 1.2, memory=memory)  # type: ignore[arg-type]  # parametrised
@@ -214,6 +216,7 @@ def test_a_strategy_that_is_not_decreasing_is_refused() -> None:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.floats(0.001, 1.0), st.one_of(st.just(0.0), st.floats(1e-6, 2.0)))
 def test_the_shape_certificate_never_errs(alpha: float, ratio: float) -> None:
@@ -224,6 +227,7 @@ def test_the_shape_certificate_never_errs(alpha: float, ratio: float) -> None:
         assert strategy[-1] > 0
 
 
+@pytest.mark.slow
 def test_the_shape_certificate_covers_the_published_choices() -> None:
     for alpha in (0.001, 0.01, 0.05, 0.2):
         assert strategy_is_decreasing(-(0.5 + alpha), 0.0)

@@ -89,6 +89,7 @@ def test_golden_powers(column: int, ratio: float) -> None:
         assert math.fsum(noise[:t] ** 2) == pytest.approx(row[column], rel=5e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [(0.01, 0.0), (0.01, 1.0), (0.01, 1.2), (1.0, 1.2), (0.3, 0.7)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_relative_error_against_balls(key: tuple[float, float], backend: str) -> None:
@@ -143,6 +144,7 @@ def test_long_series_agree_with_extended_precision() -> None:
     assert float(np.linalg.norm((double - extended).astype(float)) / np.linalg.norm(double)) < 1.4e-15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [(0.01, 0.0), (0.01, 1.2), (1.0, 1.2)])
 def test_far_coefficients_equal_the_cut_integral(key: tuple[float, float]) -> None:
     """l_n = int_0^inf e^{-ns} Im f(e^s + i0)/pi ds by tanh-sinh in mpmath, n up to 2^18."""

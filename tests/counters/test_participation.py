@@ -42,6 +42,7 @@ def test_formula_equals_the_worst_of_all_patterns(k: int, b: int) -> None:
     assert worst == pytest.approx(bound, rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.data())
 def test_formula_holds_for_either_sign(k: int, b: int, data: st.DataObject) -> None:
@@ -55,6 +56,7 @@ def test_formula_holds_for_either_sign(k: int, b: int, data: st.DataObject) -> N
     assert float(seen @ seen) <= mechanism.sensitivity_squared(k, b)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.data())
 def test_spread_over_keys_costs_no_more(k: int, b: int, c: int, same: bool, data: st.DataObject) -> None:

@@ -47,21 +47,25 @@ def worst_ratio(mechanism: Rational, first: int, last: int) -> float:
     return max(squared * mechanism.noise_power(int(t)) / yardstick_variance(int(t)) for t in ticks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "last", "bar"), [(2**10, 2**24, 1.325), (2**8, 2**32, 1.515)])
 def test_design_reaches_its_bar(first: int, last: int, bar: float) -> None:
     assert worst_ratio(Rational.design(first, last), first, last) <= bar
 
 
+@pytest.mark.slow
 def test_a_small_design_beats_the_default_on_its_own_range() -> None:
     designed = worst_ratio(Rational.design(16, 2**12), 16, 2**12)
     assert 1.0 < designed < 1.45
     assert worst_ratio(Rational.preset("W32"), 16, 2**12) > 1.5 * designed
 
 
+@pytest.mark.slow
 def test_design_is_deterministic() -> None:
     assert design_rational(4, 256) == design_rational(4, 256)
 
 
+@pytest.mark.slow
 def test_design_returns_a_probability_vector() -> None:
     exponents, weights = design_rational(2, 1000)
     assert len(weights) == len(exponents) + 2
@@ -120,6 +124,7 @@ def test_a_root_at_the_middle_of_its_interval_is_found() -> None:
     assert np.abs((weights / (epsilon - decay[:, None])).sum(axis=1) * decay).max() < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(DESIGNS)
 def test_gradient_is_the_derivative(case: tuple[set[int], list[float]]) -> None:

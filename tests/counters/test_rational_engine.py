@@ -38,6 +38,7 @@ def exact_history(m: Rational, draws: list[int]) -> list[int]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_all_paths_give_the_same_integers(name: str) -> None:
     m, ticks = Rational.preset(name), 6000
@@ -50,6 +51,7 @@ def test_all_paths_give_the_same_integers(name: str) -> None:
     assert many.run(ticks)[1][:, 1].tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_large_banks_take_the_compiled_path_with_the_same_integers(name: str) -> None:
     m, keys = Rational.preset(name), 5000
@@ -96,6 +98,7 @@ def test_history_is_within_half_a_unit_and_the_state_slack_of_the_convolution(na
     assert float(np.abs(exact - h[:, 0]).max()) < 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_noise_identity(name: str) -> None:
     """R (y_t - y_{t-1}) = z with y the noise of the releases: L, R and the draws belong together."""

@@ -104,6 +104,7 @@ def test_variance_is_that_of_what_runs(make: Callable[[], Rival]) -> None:
     np.testing.assert_allclose(measured, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 @EVERY_RIVAL
 def test_measured_variance_over_many_streams(make: Callable[[], Rival]) -> None:
     """4,000 streams of exact draws under one fixed key.

@@ -73,6 +73,7 @@ def test_golden_norms(alpha: float, column: int, ratio: float) -> None:
         assert found >= golden * (1 - 2e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "ratio"), [(0.0123, 0.7), (1.0, 1.2)])
 def test_norm_against_sixty_digits_is_rounded_up(alpha: float, ratio: float) -> None:
     truth = oracle(alpha, ratio)
@@ -127,6 +128,7 @@ def test_partial_sums(key: tuple[float, int], golden: float) -> None:
     assert declared == LogPerturbed(0.01, ratio).sensitivity_squared(horizon=n)
 
 
+@pytest.mark.slow
 def test_norm_exceeds_every_partial_sum() -> None:
     for alpha, ratio in ((0.01, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.2), (1.0, 2.0)):
         gamma, delta = -(0.5 + alpha), ratio * (0.5 + alpha)

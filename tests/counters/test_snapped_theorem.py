@@ -57,6 +57,7 @@ FACTORIZATIONS: dict[str, Callable[[], Factorization]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FACTORIZATIONS.values(), ids=FACTORIZATIONS.keys())
 @pytest.mark.parametrize("tick", [1, 2, 64, 90])
 @pytest.mark.parametrize("sigma", [3.0, 2.0**29])

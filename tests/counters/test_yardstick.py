@@ -47,6 +47,7 @@ def test_small_values_are_the_rational_sums() -> None:
         assert yardstick(k + 1) == pytest.approx(float(total), rel=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [0.3, 0.5, 0.7, 1.0])
 def test_power_coefficients_against_the_gamma_function(power: float) -> None:
     c = extended_power_coefficients(power, 10**5)

@@ -228,6 +228,7 @@ def queries(name: str) -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
 
 
+@pytest.mark.slow
 def test_rules_and_dashboards_ask_for_metrics_that_exist() -> None:
     known = known_metrics()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
@@ -364,6 +365,7 @@ def test_staged_keys_are_their_owners_alone(tmp_path: Path) -> None:
     assert stage(mounted).returncode != 0
 
 
+@pytest.mark.slow
 def test_the_secrets_of_the_compose_file_are_made_once(tmp_path: Path) -> None:
     script = DEPLOY / "compose" / "make_secrets.py"
     made = subprocess.run(

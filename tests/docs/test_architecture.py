@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from tests.docs.imports import BEGIN, END, PAGE, diagram, module_imports
 from tests.docs.pages import blocks
 
@@ -19,6 +20,7 @@ def flows() -> list[tuple[str, str, str]]:
     return [(names[a], arrow, names[b]) for a, arrow, b in found]
 
 
+@pytest.mark.slow
 def test_every_arrow_of_the_flow_is_an_import() -> None:
     imports = module_imports()
     assert len(flows()) > 40

@@ -30,6 +30,7 @@ def test_there_are_examples_in_every_portion() -> None:
     assert len(modules()) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", modules())
 def test_examples_print_what_they_say(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

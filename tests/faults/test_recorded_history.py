@@ -219,11 +219,13 @@ def test_a_right_history_has_no_anomaly() -> None:
         assert anomalies(good(50, seed)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_each_kind_of_fault_is_found(bug: str) -> None:
     assert anomalies(BUGS[bug](good(300))) != []
 
 
+@pytest.mark.slow
 def test_a_single_second_value_among_a_hundred_thousand_operations_is_found() -> None:
     history = good(7700)
     assert len(history) > 100_000

@@ -106,6 +106,7 @@ def expected(values: list[bytes | None]) -> Counter[int]:
     return sums
 
 
+@pytest.mark.slow
 @given(RECORDS, st.data())
 @settings(max_examples=60, deadline=None)
 def test_event_level(

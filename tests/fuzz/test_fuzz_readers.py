@@ -16,6 +16,8 @@ from tests.fuzz.readers import READERS
 
 from evertally.errors import InvalidParameter
 
+pytestmark = pytest.mark.slow
+
 INPUTS = 10_000
 GUIDED = Path(__file__).with_name("guided.py")
 
@@ -26,7 +28,6 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_ten_thousand_inputs(name: str, folder: Path) -> None:
     refused = attack(READERS[name](folder), INPUTS, seed=20)

@@ -36,6 +36,7 @@ def test_what_was_read_of_a_revoked_partition_is_dropped(played: Played) -> None
     assert played.member.offsets[1][0] == 3
 
 
+@pytest.mark.slow
 def test_a_failed_commit_reads_again_from_the_last_one(played: Played) -> None:
     played.turns(Polled((), (0, 1), {}), Polled((), (), {0: records(0, A, B), 1: records(0, A)}))
     played.clock.ms += 10_000
@@ -51,6 +52,7 @@ def test_a_failed_commit_reads_again_from_the_last_one(played: Played) -> None:
     assert played.counted() == {0: 2, 1: 2}
 
 
+@pytest.mark.slow
 def test_commits_that_fail_for_ever_are_a_stall(played: Played) -> None:
     """kafka-python#3106: records come and nothing moves."""
     now = [0.0]

@@ -35,6 +35,7 @@ def columns(times: list[int], keys: list[int], values: list[int] | None = None) 
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6))
 def test_every_event_in_exactly_one_open_tick(seed: int) -> None:
@@ -73,6 +74,7 @@ def test_every_event_in_exactly_one_open_tick(seed: int) -> None:
     assert counted == sent
 
 
+@pytest.mark.slow
 def test_a_cut_that_fails_can_be_made_again() -> None:
     tally = PartitionTally(0, 0, 1, RULE, ShardSums([0], 1))
     tally.add(columns([10], [0]), 1)
@@ -80,6 +82,7 @@ def test_a_cut_that_fails_can_be_made_again() -> None:
     assert first == [(shard, piece.place, piece.body) for shard, piece in tally.cut("aa", 1, 1)]
 
 
+@pytest.mark.slow
 def test_sums_never_wrap() -> None:
     big = 2**40
     tally = PartitionTally(0, 0, 1, RULE, ShardSums([0], 1))
@@ -90,6 +93,7 @@ def test_sums_never_wrap() -> None:
     assert add_sums([{0: 2**100}, {0: -1}]) == {0: 2**100 - 1}
 
 
+@pytest.mark.slow
 def test_the_text_of_an_offset() -> None:
     text = OpenTick("ab", 2, 9).encode()
     assert OpenTick.decode(text).within("ab", 2) == 9
@@ -100,6 +104,7 @@ def test_the_text_of_an_offset() -> None:
         OpenTick.decode("")
 
 
+@pytest.mark.slow
 def test_pieces_open_only_where_they_were_written() -> None:
     sealer = StreamSealer(bytes(32), "topic", bytes(16), 1)
     piece = Piece(Place(sealer.life, 1, 3, 9, True), 100, 200, encode_sums({0: 123_456_789_012}, [0]))
@@ -123,6 +128,7 @@ def test_pieces_open_only_where_they_were_written() -> None:
     assert "123456789012" not in repr(opened)
 
 
+@pytest.mark.slow
 def test_the_length_of_a_piece_says_nothing() -> None:
     sealer = StreamSealer(bytes(32), "topic", bytes(16), 1)
     sizes = set()
@@ -132,6 +138,7 @@ def test_the_length_of_a_piece_says_nothing() -> None:
     assert len(sizes) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 def test_bounds_hold_for_any_input(seed: int, k: int, b: int, c: int) -> None:
@@ -153,6 +160,7 @@ def test_bounds_hold_for_any_input(seed: int, k: int, b: int, c: int) -> None:
         assert all(late - early >= b for early, late in zip(sorted(ticks), sorted(ticks)[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_bounding_counts_what_it_may() -> None:
     rows = np.array([[1, 1, 1, 2], [0, 0, 1, 0], [5, 6, 7, 8]])
     kept, after = bound_tick(rows, 9, {2: Contributed(8, 1)}, UnitBound(2, 2, 2))
@@ -160,6 +168,7 @@ def test_bounding_counts_what_it_may() -> None:
     assert after == {1: Contributed(9, 1)}
 
 
+@pytest.mark.slow
 def test_events_travel_by_unit() -> None:
     number = unit_numbers(b"k" * 32)
     assert number("ann") != number("bob")
@@ -176,6 +185,7 @@ def test_events_travel_by_unit() -> None:
         decode_events(events.take(4, 0)[0][:-1])
 
 
+@pytest.mark.slow
 def test_the_folder_of_units_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     UnitStore(tmp_path / "units", "aa" * 8, 1, 0).close()
     assert (tmp_path / "units").stat().st_mode & 0o777 == 0o700
@@ -183,6 +193,7 @@ def test_the_folder_of_units_is_made_for_its_owner_alone(tmp_path: Path) -> None
         UnitStore(tmp_path / "missing" / "units", "aa" * 8, 1, 0)
 
 
+@pytest.mark.slow
 def test_unit_state_survives_and_is_sealed(tmp_path: Path) -> None:
     store = UnitStore(tmp_path, "aa" * 8, 1, 0)
     store.apply({5: Contributed(3, 1)}, 17)
@@ -212,6 +223,7 @@ class FakeClock:
         return self.step_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tick_ms", "limit"), [(1000, 60_000), (60_000, 180_000)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_clock_step_stops_closing_until_confirmed(tick_ms: int, limit: int, sign: int) -> None:
@@ -232,6 +244,7 @@ def test_a_clock_step_stops_closing_until_confirmed(tick_ms: int, limit: int, si
     assert guard.trusted()
 
 
+@pytest.mark.slow
 def test_a_stall_is_noticed() -> None:
     from evertally.errors import ServiceUnavailable
 
@@ -247,6 +260,7 @@ def test_a_stall_is_noticed() -> None:
         stall.check()
 
 
+@pytest.mark.slow
 def test_ticks_close_by_the_clock_alone() -> None:
     assert RULE.closed_through(0) == 0
     assert RULE.closed_through(1500) == 1

@@ -47,6 +47,7 @@ def run(log: list[Piece], sources: int, position: LogPosition = START) -> list[l
     return closed
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4))
 def test_each_piece_in_exactly_one_tick(seed: int, sources: int) -> None:
@@ -60,6 +61,7 @@ def test_each_piece_in_exactly_one_tick(seed: int, sources: int) -> None:
         assert set(tick) - {b"end"} == {p.body for p in log if p.place.t == t and p.body != b"end"}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3), st.data())
 def test_resume_anywhere_gives_the_same_ticks(seed: int, sources: int, data: st.DataObject) -> None:
@@ -76,6 +78,7 @@ def test_resume_anywhere_gives_the_same_ticks(seed: int, sources: int, data: st.
     assert before + run(log, sources, position) == whole
 
 
+@pytest.mark.slow
 def test_a_piece_twice_is_refused() -> None:
     collector = TickCollector(1, START)
     piece = Piece(Place("aa", 1, 0, 1, False), 5, 9, b"x")
@@ -84,6 +87,7 @@ def test_a_piece_twice_is_refused() -> None:
         collector.add(1, piece)
 
 
+@pytest.mark.slow
 def test_a_gap_in_a_sequence_is_refused() -> None:
     collector = TickCollector(1, START)
     collector.add(0, Piece(Place("aa", 1, 0, 1, False), 5, 9, b"x"))
@@ -91,6 +95,7 @@ def test_a_gap_in_a_sequence_is_refused() -> None:
         collector.add(1, Piece(Place("aa", 1, 0, 1, False), 10, 11, b"x"))
 
 
+@pytest.mark.slow
 def test_a_piece_for_an_ended_tick_is_refused() -> None:
     collector = TickCollector(2, START)
     collector.add(0, Piece(Place("aa", 1, 0, 3, True), 5, 9, b"x"))
@@ -98,6 +103,7 @@ def test_a_piece_for_an_ended_tick_is_refused() -> None:
         collector.add(1, Piece(Place("aa", 1, 0, 3, False), 9, 11, b"x"))
 
 
+@pytest.mark.slow
 def test_a_late_piece_after_a_resume_is_refused() -> None:
     collector = TickCollector(1, START)
     collector.add(0, Piece(Place("aa", 1, 0, 3, True), 5, 9, b"x"))

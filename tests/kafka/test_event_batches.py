@@ -101,6 +101,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "reason"), BAD, ids=lambda item: item.value if isinstance(item, Reason) else ""
 )
@@ -114,6 +115,7 @@ def test_a_poison_record_in_the_middle_of_a_batch(value: bytes | None, reason: R
     assert refusals == [(51, reason)]
 
 
+@pytest.mark.slow
 def test_values_are_clipped_and_the_other_bucket_takes_undeclared_keys() -> None:
     keys, amounts, refusals = read(
         make_reader(other="b"), b'{"k": "zzz", "v": 3}', b'{"k": "a", "v": 1e6}', b'{"k": "a", "v": 0.005}'
@@ -156,12 +158,14 @@ def test_a_bad_value_from_the_future_keeps_no_place_and_takes_none() -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.none()), max_size=8))
 def test_json_never_raises(values: list[bytes | None]) -> None:
     assert len(decode_json(values)) == len(values)
 
 
+@pytest.mark.slow
 def test_values_with_newlines_are_one_object_each() -> None:
     assert decode_json([b'{\n"k": "a"\n}', GOOD]) == [{"k": "a"}, {"k": "a", "v": "1.25"}]
     assert decode_json([b'{"k":\n', b'"a"}']) == [Reason.MALFORMED, Reason.MALFORMED]
@@ -180,6 +184,7 @@ def schemas(tmp_path: Path) -> dict[int, Path]:
     return {7: path}
 
 
+@pytest.mark.slow
 def test_avro_in_confluent_framing(schemas: dict[int, Path]) -> None:
     reader = make_reader(form="avro", schemas=schemas)
     good = avro({"k": "a", "v": 1.25})
@@ -217,6 +222,7 @@ def test_avro_in_confluent_framing(schemas: dict[int, Path]) -> None:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
 def test_avro_never_raises(body: bytes) -> None:
@@ -225,6 +231,7 @@ def test_avro_never_raises(body: bytes) -> None:
     assert len(decoder([b"\x00\x00\x00\x00\x07" + body, body])) == 2
 
 
+@pytest.mark.slow
 def test_a_file_without_a_record_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.avsc"
     for text in ("{", '"string"', '{"type": "record"}'):
@@ -233,6 +240,7 @@ def test_a_file_without_a_record_schema_is_refused(tmp_path: Path) -> None:
             AvroDecoder({7: path})
 
 
+@pytest.mark.slow
 def test_a_dead_letter_holds_nothing_of_the_event() -> None:
     refusal = (3, 51, Reason.KEY_UNDECLARED)
     bare = json.loads(dead_letter("topic", refusal, b"secret payload", None))

@@ -46,6 +46,7 @@ REPORTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", REPORTS)
 def test_every_report_has_tests_that_name_it(report: str) -> None:
     for place in REPORTS[report]:

@@ -60,6 +60,7 @@ def test_a_busy_key_is_shown_and_stays(key_file: KeyFile) -> None:
     assert running.slot("busy") == 0
 
 
+@pytest.mark.slow
 def test_a_lone_event_is_not_shown(key_file: KeyFile) -> None:
     running = selector(key_file)
     _, shown = running.close_tick({f"person-{number}": 1 for number in range(200)})
@@ -68,6 +69,7 @@ def test_a_lone_event_is_not_shown(key_file: KeyFile) -> None:
         assert running.close_tick({})[1] == []
 
 
+@pytest.mark.slow
 def test_slots_run_out(key_file: KeyFile) -> None:
     running = selector(key_file)
     _, shown = running.close_tick({f"k{number}": 10_000 for number in range(5)})
@@ -75,6 +77,7 @@ def test_slots_run_out(key_file: KeyFile) -> None:
     assert running.close_tick({"k3": 10_000})[1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 17])
 def test_restore_anywhere(key_file: KeyFile, stop: int) -> None:
     """From the changelog alone: totals and slots; the noise is drawn again."""
@@ -94,6 +97,7 @@ def test_restore_anywhere(key_file: KeyFile, stop: int) -> None:
     assert any(expected)
 
 
+@pytest.mark.slow
 def test_the_selection_is_charged_once(tmp_path: Path) -> None:
     store = open_ledger(tmp_path / "ledger")
     spec = make_spec()
@@ -110,6 +114,7 @@ def test_the_selection_is_charged_once(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_threshold_that_noise_reaches_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="threshold"):
         SelectionSpec(3, 2, 0.5, 1000).charge(make_spec(), 1).line.loss(make_spec().scope)
@@ -136,6 +141,7 @@ def test_a_replaced_event_may_touch_two_keys() -> None:
     assert both > 1.99 * one
 
 
+@pytest.mark.slow
 def test_selection_and_totals_are_stated_alone_and_together() -> None:
     spec = make_spec(mu=0.3)
     stated = replace(spec.header(1), selection=SelectionSpec(3, 200, 0.4, 1000).loss(spec))
@@ -161,6 +167,7 @@ def test_selection_and_totals_are_stated_alone_and_together() -> None:
     assert b"selection" not in spec.header(1).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("selection", "field"),
     [(SelectionSpec(3, 200, 1.2, 1000), "mu"), (SelectionSpec(3, 28, 0.5, 1000), "threshold")],

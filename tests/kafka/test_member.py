@@ -106,6 +106,7 @@ def test_a_join_left_half_done_is_taken_up_again(played: tuple[PlayedConsumer, G
     assert member.joined()
 
 
+@pytest.mark.slow
 def test_a_client_library_that_has_moved_its_insides_is_refused_by_name() -> None:
     coordinator = SimpleNamespace(need_rejoin=1, request_rejoin=1)
     check_consumer(SimpleNamespace(_coordinator=coordinator))

@@ -91,6 +91,7 @@ def committed(log: Log) -> list[tuple[int, Any]]:
     return [(number, records) for what, number, records in log.events if what == "commit"]
 
 
+@pytest.mark.slow
 def test_records_read_before_a_revocation_are_dropped() -> None:
     """faust-streaming#221, #216: prefetched records are processed after a rebalance."""
     log = Log()
@@ -146,6 +147,7 @@ def test_a_partition_that_comes_again_starts_over() -> None:
     assert committed(log) == [(2, ("a",))]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_yet_is_tried_again_and_holds_readiness_back() -> None:
     log = Log()
     stage, member = make(log, Polled((), (0,), {}))
@@ -169,6 +171,7 @@ def test_any_other_failure_ends_the_stage() -> None:
         run(stage, 1)
 
 
+@pytest.mark.slow
 def test_lag_without_progress_is_noticed() -> None:
     """kafka-python#3106: a consumer stalls after one batch."""
     log = Log()
@@ -197,10 +200,12 @@ def fail_again_and_again(*, commits_at: frozenset[int]) -> list[tuple[int, Any]]
     return committed(log)
 
 
+@pytest.mark.slow
 def test_starting_over_for_ever_is_noticed() -> None:
     with pytest.raises(ServiceUnavailable, match="stalled"):
         fail_again_and_again(commits_at=frozenset())
 
 
+@pytest.mark.slow
 def test_a_commit_after_failures_counts_as_progress() -> None:
     assert len(fail_again_and_again(commits_at=frozenset({3, 7}))) == 2

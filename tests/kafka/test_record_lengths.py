@@ -87,6 +87,7 @@ def lengths(written: list[Outgoing]) -> dict[str, list[tuple[int, int, int]]]:
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "one"),
     [
@@ -120,6 +121,7 @@ def test_neighbours_write_records_of_equal_lengths(
             assert without[topic] == with_it[topic]
 
 
+@pytest.mark.slow
 def test_lengths_would_tell_if_sums_were_sparse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with only the keys that were touched, the lengths differ."""
     from evertally.pipelines.kafka import aggregation

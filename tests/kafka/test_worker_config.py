@@ -44,6 +44,7 @@ def mistakes(tmp_path: Path, text: str, environment: dict[str, str] | None = Non
     return {mistake.field: mistake.expected for mistake in caught.value.mistakes}
 
 
+@pytest.mark.slow
 def test_defaults(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert config.rule.by_arrival
@@ -56,6 +57,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert config.ledger == str(tmp_path / "visits.ledger")
 
 
+@pytest.mark.slow
 def test_event_time(tmp_path: Path) -> None:
     text = GOOD.replace("tick_s = 10", 'tick_s = 10\nclosing = "event-time"\nlateness_s = 2.5').replace(
         'key = "region"', 'key = "region"\ntimestamp = "at"'
@@ -64,6 +66,7 @@ def test_event_time(tmp_path: Path) -> None:
     assert (rule.lateness_ms, rule.skew_ms, rule.by_arrival) == (2500, 60_000, False)
 
 
+@pytest.mark.slow
 def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
     text = (
         GOOD.replace("tick_s = 10", "tick_s = inf\nlateness_s = 1")
@@ -87,6 +90,7 @@ def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
     assert "did you mean topic" in found["kafka.topik"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -114,6 +118,7 @@ def test_a_mistake_is_named(tmp_path: Path, change: tuple[str, str], field: str)
     assert field in mistakes(tmp_path, GOOD.replace(*change))
 
 
+@pytest.mark.slow
 def test_the_environment_overrides_text_keys(tmp_path: Path) -> None:
     secured = GOOD.replace(
         'topic = "visits.raw"',
@@ -131,6 +136,7 @@ def test_the_environment_overrides_text_keys(tmp_path: Path) -> None:
     assert "EVERTALLY_KAFKA_NONSENSE" in mistakes(tmp_path, GOOD, {"EVERTALLY_KAFKA_NONSENSE": "x"})
 
 
+@pytest.mark.slow
 def test_check_config_knows_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load(tmp_path)
     check_config(tmp_path / "worker.toml", None, as_json=True)

@@ -30,6 +30,8 @@ from evertally.pipelines.metrics.ledger_reader import read_heads
 from evertally.pipelines.metrics.ledger_view import open_view
 from evertally.pipelines.metrics.standing import ShardHead
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Listen("127.0.0.1", 0)
 START_MS = 1_700_000_000_000

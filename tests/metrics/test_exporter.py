@@ -42,6 +42,8 @@ from evertally.pipelines.metrics.exporter import Exporter, ExporterSettings, par
 from evertally.pipelines.metrics.exposition import PUBLIC_METRICS
 from evertally.pipelines.metrics.ledger_view import SCHEMA_VERSIONS, open_view
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

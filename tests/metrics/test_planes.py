@@ -69,6 +69,7 @@ def plane(**options: Any) -> PlaneServer:
     return PlaneServer(Listen("127.0.0.1", 0, **options), routes)
 
 
+@pytest.mark.slow
 def test_a_plane_answers_its_paths_and_nothing_else() -> None:
     with serving(plane()) as address:
         answer = get(address, "/metrics")
@@ -84,6 +85,7 @@ def test_a_plane_answers_its_paths_and_nothing_else() -> None:
             assert (head.status_code, head.content) == (200, b"")
 
 
+@pytest.mark.slow
 def test_a_bearer_token_guards_all_but_the_probes(tmp_path: Path) -> None:
     metrics = OperatorMetrics("worker")
     metrics.counter("events_read", "Events read.").inc(7)
@@ -101,6 +103,7 @@ def test_a_bearer_token_guards_all_but_the_probes(tmp_path: Path) -> None:
         assert get(address, "/healthz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_local_operators_plane_refuses_rebound_names() -> None:
     with serving(internal_plane(Listen("127.0.0.1", 0), OperatorMetrics("worker"))) as address:
         assert get(address, "/internal/metrics").status_code == 200
@@ -108,6 +111,7 @@ def test_a_local_operators_plane_refuses_rebound_names() -> None:
         assert get(address, "/internal/metrics", Host="evil.example").status_code == 421
 
 
+@pytest.mark.slow
 def test_tls_is_served_and_plain_http_is_not(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     with serving(plane(tls_cert=cert, tls_key=key)) as address:
@@ -119,6 +123,7 @@ def test_tls_is_served_and_plain_http_is_not(tmp_path: Path) -> None:
         assert get(address, "/metrics", verify=trusting).status_code == 200  # it survived the stranger
 
 
+@pytest.mark.slow
 def test_client_certificates_are_asked_for(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     with serving(plane(tls_cert=cert, tls_key=key, client_ca=cert)) as address:
@@ -175,6 +180,7 @@ def test_a_taken_port_and_bad_certificates_are_named(tmp_path: Path) -> None:
         plane(tls_cert=nothing, tls_key=nothing)
 
 
+@pytest.mark.slow
 def test_slow_clients_do_not_stand_in_the_way() -> None:
     """Clients that open a connection and say nothing, up to near the limit, delay nobody else."""
     with serving(plane()) as address, contextlib.ExitStack() as stack:
@@ -186,6 +192,7 @@ def test_slow_clients_do_not_stand_in_the_way() -> None:
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.slow
 def test_connections_have_a_limit_and_come_back() -> None:
     with serving(plane()) as address:
         port = int(address.rpartition(":")[2])
@@ -208,6 +215,7 @@ def test_connections_have_a_limit_and_come_back() -> None:
         raise AssertionError("the plane did not recover")
 
 
+@pytest.mark.slow
 def test_garbage_is_answered_or_dropped() -> None:
     with serving(plane()) as address:
         port = int(address.rpartition(":")[2])
@@ -268,6 +276,7 @@ def test_operator_metrics_have_one_form_of_name() -> None:
         OperatorMetrics("Not one word")
 
 
+@pytest.mark.slow
 def test_a_scrape_and_a_change_may_come_together() -> None:
     metrics = OperatorMetrics("worker")
     counter = metrics.counter("events_read", "Events read.", ("stage",))

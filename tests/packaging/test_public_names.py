@@ -27,6 +27,7 @@ def declared(path: Path) -> list[str] | None:
     return None
 
 
+@pytest.mark.slow
 def test_every_module_that_defines_something_says_what_is_public() -> None:
     for path in SOURCES:
         body = ast.parse(path.read_text("utf-8")).body

@@ -39,6 +39,7 @@ def test_account_prints_the_library_s_numbers() -> None:
     assert set(found["bounds"]) == {"gaussian", "colour", "renyi"}
 
 
+@pytest.mark.slow
 def test_account_table_names_units_and_every_bound(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "epsilon.png"
@@ -50,6 +51,7 @@ def test_account_table_names_units_and_every_bound(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_calibrate_meets_the_target() -> None:
     result = invoke(calibrate_command.calibrate, *BSR, *SCHEME, "--epsilon", "2", "--delta", "1e-5", "--json")
     assert result.exit_code == 0, result.output

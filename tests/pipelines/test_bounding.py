@@ -87,6 +87,7 @@ def test_taking_a_unit_away_changes_nothing_for_the_others(events: list[Event], 
     assert sorted(bounded(without, bound)) == sorted(e for e in bounded(events, bound) if e[0] != 0)
 
 
+@pytest.mark.slow
 @given(
     events_lists, bounds, st.lists(st.sampled_from(["0", "3", "", "NaN", "-1", "1e400", "x"]), min_size=80)
 )

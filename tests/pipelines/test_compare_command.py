@@ -48,6 +48,7 @@ def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         compare(to="2^5", plot=tmp_path / "x.png")
 
 
+@pytest.mark.slow
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="existing folder"):
         compare(to="2^5", plot=tmp_path / "nowhere" / "x.png")

@@ -51,6 +51,7 @@ def sums_of(data: Path, folder: Path, bound: UnitBound | None = None) -> tuple[T
     return sums, numbers
 
 
+@pytest.mark.slow
 def test_every_departure_is_counted_once(data: Path, tmp_path: Path) -> None:
     sums, _ = sums_of(data, tmp_path)
     rows = sums.rows(0, 8761)
@@ -59,6 +60,7 @@ def test_every_departure_is_counted_once(data: Path, tmp_path: Path) -> None:
     assert dict(zip(CARRIERS, rows.sum(axis=0).tolist(), strict=True)) == truth
 
 
+@pytest.mark.slow
 def test_aircraft_active_counts_what_its_bound_lets_through(data: Path, tmp_path: Path) -> None:
     sums, numbers = sums_of(data, tmp_path, UnitBound(13, 672, 1))
     # counted once with dictionaries: each aircraft's sorted ticks, the earliest 672 apart, at most 13

@@ -107,6 +107,7 @@ key_file = "key"
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_local_engine_conforms(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_TICKS_A_BLOCK", 3)

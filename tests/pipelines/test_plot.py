@@ -97,6 +97,7 @@ def test_known_end_follows_the_adjacency(adjacency: str, lower: int, factor: flo
     )
 
 
+@pytest.mark.slow
 def test_a_picture_of_any_releases_file(cli: Cli, tmp_path: Path) -> None:
     many = dataclasses.replace(HEADER, keys=tuple(f"key {n} $x_1$ \\frac{{ 語" for n in range(30)))
     for name, ticks, header in (("one", 1, HEADER), ("some", 300, HEADER), ("many", 40, many)):

@@ -270,6 +270,7 @@ def test_an_unusable_value_keeps_its_place_where_values_alone_may_change(
     near(gates, {"north": north, "south": 0})
 
 
+@pytest.mark.slow
 def test_a_full_standard_output_is_a_full_disk(gates: Path, cli: Cli) -> None:
     program = Path(sys.executable).with_name("evertally")
     with open("/dev/full", "wb") as full:

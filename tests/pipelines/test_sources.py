@@ -125,6 +125,7 @@ JSON_LINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pool"), [("csv", CSV_LINES), ("jsonl", JSON_LINES)])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -121,6 +121,7 @@ def nearly_timestamps(draw: st.DrawFn) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @given(nearly_timestamps())
 def test_a_column_at_once_says_what_each_row_alone_says(texts: list[str]) -> None:
     characters = character_matrix(texts)

@@ -15,6 +15,8 @@ from evertally.pipelines.config_table import ConfigTable, InvalidConfig
 from evertally.pipelines.training.config import load_train_config
 from evertally.pipelines.training.run_metrics import PUBLIC_TRAINING_METRICS
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to-train.md"
 CONFIG = """
 [run]

@@ -23,6 +23,7 @@ FORM = ExampleForm(("x",), (3,), 0, "y", 5, "")
 BY_UNIT = ExampleForm(("x",), (3,), 0, "y", 5, "who")
 
 
+@pytest.mark.slow
 def test_bins_are_uniform_and_fixed() -> None:
     """Chi-square over 97 bins with a fixed key: false-alarm rate below 1e-6 for a fresh one."""
     allocation, units, bins = Allocation(KEY, 97), 97_000, np.zeros(97)

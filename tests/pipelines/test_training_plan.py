@@ -50,6 +50,7 @@ def test_a_plan_is_charged_for_no_less_than_it_runs(strategy: Any) -> None:
     assert made.digest() != plan(strategy, constants={"seed": 2}).digest()
 
 
+@pytest.mark.slow
 def test_calibrated_noise_meets_its_target_with_all_rounding() -> None:
     for strategy in (Identity(), BLT((0.3,), (0.5,))):
         made = plan(strategy, TrainingLoss(None, 1.5, 1e-5))
