@@ -67,10 +67,10 @@ def attack(reader: Reader, inputs: int, seed: int) -> int:
     for number in range(inputs):
         if number == settled:
             gc.collect()
-            before = _resident()
+            before = resident()
         refused += fire(reader, next(mutated))
     gc.collect()
-    grown = _resident() - before
+    grown = resident() - before
     if grown > GROWTH_BYTES:
         raise Broken(f"memory grew by {grown >> 20} MiB over {inputs} inputs")
     return refused
@@ -109,6 +109,7 @@ def folder_in_memory(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, dir=memory if memory.is_dir() else None)
 
 
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def resident(process: int | str = "self") -> int:
+    """Resident bytes of a process."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * 4096
