@@ -86,7 +86,7 @@ def test_every_contender_that_is_private_covers_the_yardstick_at_one_tick() -> N
 
 
 def test_rows_hold_variance_ratio_and_step() -> None:
-    rows = comparison_rows((16, 64))
+    rows = tuple(comparison_rows((16, 64)))
     assert len({row.contender.key for row in rows}) == len(rows) == len(contenders())
     for row in rows:
         assert row.ratios[1] == pytest.approx(row.variances[1] / yardstick_variance(64))

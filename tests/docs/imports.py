@@ -28,7 +28,7 @@ _PACKAGES: Final = (
     *("pipelines", "pipelines.local", "pipelines.kafka", "pipelines.beam", "pipelines.flink"),
     *("pipelines.metrics", "pipelines.training", "pipelines.cli", "testing"),
 )
-_FOUNDATIONS: Final = ("errors", "validation")
+_FOUNDATIONS: Final = ("durable", "errors", "validation")
 
 
 @cache

@@ -57,7 +57,7 @@ def test_verify_says_what_it_walked(ledger: Path) -> None:
     assert json.loads(output) == {
         "ok": True,
         "scopes": 1,
-        "charges": 1,
+        "charge_rows": 1,
         "shards": 1,
         "released_rows": 6,
         "problems": [],

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NoReturn, Self
 
 from evertally.accountants.budget.ledger import OpenedStream
+from evertally.durable import write_private
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.durable import write_private
 from evertally.pipelines.keyfile import KeyFile
 
 __all__ = ["AggregationKeys"]

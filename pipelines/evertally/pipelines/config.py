@@ -117,7 +117,7 @@ def _check_horizon(spec: StreamSpec, ticks: TickGrid, ledger: Path, mistakes: Mi
             opened = store.find_stream(spec.name)
         finally:
             store.close()
-        paid = max(paid, (opened.slack_horizon or 0) if opened is not None else 0)
+        paid = max(paid, spec.paid_horizon(opened) if opened is not None else 0)
     if ticks.ticks > paid:
         mistakes.add(
             "privacy.slack_horizon",

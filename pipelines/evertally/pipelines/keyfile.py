@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, NoReturn, Self
 
 from evertally.counters.keys import NoiseKey, derive_key
+from evertally.durable import write_private
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.durable import write_private
 from evertally.validation import one_of
 
 __all__ = ["KeyFile"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, ReleaseRow, ShardRef
+from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
-from evertally.pipelines.durable import sync_folder
 from evertally.pipelines.releases import Release
 from evertally.pipelines.stream_spec import header_of
 

@@ -68,7 +68,7 @@ class Releaser:
         self._chain_key: Final = keyfile.derive("chain", *place)
         self._bank: Final = CounterBank(
             parse_mechanism(spec.mechanism),
-            spec.grid_to(opened.slack_horizon or spec.grid.slack_horizon),
+            spec.grid_to(spec.paid_horizon(opened)),
             KeyedNoise(keyfile.noise_key(*place), self._indices),
         )
         self._chain = _CHAIN_START

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.durable import sync_folder
 from evertally.pipelines.releases import RELEASE_SCHEMA, Release
 
 __all__ = ["FileSink", "Sink"]

@@ -127,6 +127,10 @@ class StreamSpec:
         """The same noise and its price up to another slack horizon, once the ledger has charged it."""
         return counter_grid(replace(self._fitted, slack_horizon=slack_horizon), self.scope)
 
+    def paid_horizon(self, opened: OpenedStream) -> int:
+        """Last tick that is paid for: the ledger's, which may have been extended."""
+        return opened.slack_horizon or self.grid.slack_horizon
+
     def record(self) -> StreamRecord:
         """What the ledger keeps of the stream."""
         return StreamRecord(self.name, self.keys, self.shards, self._descriptor())

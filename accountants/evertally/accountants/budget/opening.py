@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ from evertally.accountants.budget.chain import KEY_BYTES
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend
 from evertally.accountants.budget.store import SqlLedger
+from evertally.durable import write_private
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
 
 __all__ = ["KEY_SUFFIX", "ledger_exists", "open_ledger"]
@@ -68,7 +70,8 @@ def ledger_exists(path: Path) -> bool:
 def _chain_key(path: Path, *, create: bool) -> bytes:
     try:
         if create and not path.exists():
-            _write_new(path)
+            with contextlib.suppress(FileExistsError):  # two starters at once end up with one and the same
+                write_private(path, os.urandom(KEY_BYTES), os.link)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise InvalidParameter("ledger.key_file", str(path), "an existing file of 32 bytes") from None
@@ -81,25 +84,3 @@ def _chain_key(path: Path, *, create: bool) -> bytes:
     if len(key) != KEY_BYTES:
         raise IntegrityError(f"the chain key {path.name} is not {KEY_BYTES} bytes long")
     return key
-
-
-def _write_new(path: Path) -> None:
-    """Write a fresh key so that two starters at once end up with one and the same."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    finally:
-        temporary.unlink()

@@ -110,17 +110,15 @@ class Row:
     largest_step: float
 
 
-def comparison_rows(ticks: tuple[int, ...]) -> tuple[Row, ...]:
-    """The whole table at the given ticks."""
+def comparison_rows(ticks: tuple[int, ...]) -> Iterator[Row]:
+    """The rows of the table at the given ticks, in the order of `contenders`, each when it is computed."""
     for t in ticks:
         positive_integer("ticks", t)
     yard = [yardstick_variance(t) for t in ticks]
-    rows = []
     for contender in contenders():
         variances = tuple(contender.variance(t) for t in ticks)
         ratios = tuple(v / y for v, y in zip(variances, yard, strict=True))
-        rows.append(Row(contender, variances, ratios, largest_step(contender.rival(_SMOOTH_TO))))
-    return tuple(rows)
+        yield Row(contender, variances, ratios, largest_step(contender.rival(_SMOOTH_TO)))
 
 
 def largest_step(rival: Rival) -> float:

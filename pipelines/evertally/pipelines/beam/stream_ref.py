@@ -156,8 +156,8 @@ class StreamHandle:
 
     @property
     def horizon(self) -> int:
-        """See `Handle`: the ledger's, which may have been extended."""
-        return self.opened.slack_horizon or self.spec.grid.slack_horizon
+        """See `Handle`."""
+        return self.spec.paid_horizon(self.opened)
 
     def positions(self) -> tuple[int, bytes]:
         """See `Handle`: those of the ledger's last row."""

@@ -40,14 +40,20 @@ def compare(
     begin(as_json=as_json, log_format=log_format)
     last = _tick(to)
     from evertally.counters.rivals.comparison import comparison_rows, contenders
+    from evertally.pipelines.cli.progress import progress_bar
 
     if plot is not None:
         from evertally.pipelines.comparison_figure import draw_comparison
 
         draw_comparison(contenders(), last, plot)
     ticks = tuple(sorted({t for t in _TICKS if t <= last} | {last}))
-    rows = comparison_rows(ticks)
-    costs = [_costs(row, last) for row in rows]
+    rows, costs = [], []
+    total = len(contenders())
+    with progress_bar("mechanisms compared") as progress:
+        for row in comparison_rows(ticks):
+            rows.append(row)
+            costs.append(_costs(row, last))
+            progress(len(rows), total)
     fields: dict[str, Any] = {
         "ok": True,
         "ticks": list(ticks),
@@ -99,7 +105,7 @@ def _fields(row: Row, costs: tuple[Cost, ...] | None) -> dict[str, Any]:
     }
 
 
-def _rendered(rows: tuple[Row, ...], costs: list[tuple[Cost, ...] | None], ticks: tuple[int, ...]) -> str:
+def _rendered(rows: list[Row], costs: list[tuple[Cost, ...] | None], ticks: tuple[int, ...]) -> str:
     from rich.console import Console
 
     console = Console(width=None if Console().is_terminal else 180, highlight=False)
@@ -108,7 +114,7 @@ def _rendered(rows: tuple[Row, ...], costs: list[tuple[Cost, ...] | None], ticks
     return capture.get().rstrip("\n")
 
 
-def _table(rows: tuple[Row, ...], costs: list[tuple[Cost, ...] | None], ticks: tuple[int, ...]) -> Table:
+def _table(rows: list[Row], costs: list[tuple[Cost, ...] | None], ticks: tuple[int, ...]) -> Table:
     from rich.table import Table
 
     measured = next(cost for cost in costs if cost is not None)

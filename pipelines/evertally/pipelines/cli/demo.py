@@ -28,11 +28,11 @@ def demo(
     folder it costs nothing more and gives the same bytes. Totals and standard errors are in departures.
     """
     begin(as_json=as_json, log_format=log_format)
-    from evertally.pipelines.cli.progress import tick_progress
+    from evertally.pipelines.cli.progress import progress_bar
     from evertally.pipelines.guarantee import guarantee_sentence
     from evertally.pipelines.local.demo import run_demo
 
-    with tick_progress(always=not as_json) as progress:
+    with progress_bar("ticks released", before="reading", always=not as_json) as progress:
         result = run_demo(out, progress)
     sentence = guarantee_sentence(result.header)
     if not as_json:

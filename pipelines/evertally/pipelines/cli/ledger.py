@@ -46,7 +46,7 @@ def verify(
         report = ledger.verify()
     counts = {
         "scopes": report.scopes,
-        "charges": report.charges,
+        "charge_rows": report.charges,
         "shards": report.shards,
         "released_rows": report.releases,
     }
@@ -75,7 +75,7 @@ def show(
     lines = [
         f"scope {scope['name']}: epsilon <= {scope['epsilon_cap']}, delta <= {scope['delta_cap']}"
         f" for one {scope['unit']} ({scope['adjacency']}); spent {scope['spent']} of {scope['cap']}"
-        f" {scope['in']}, {counted(scope['charges'], 'charge row')}"
+        f" {scope['in']}, {counted(scope['charge_rows'], 'charge row')}"
         for scope in scopes
     ]
     for stream in streams:
@@ -209,7 +209,7 @@ def _scope(status: ScopeStatus) -> dict[str, Any]:
         "cap": status.caps.main,
         "delta_lines_spent_atto": status.spent.delta,
         "delta_lines_cap_atto": status.caps.delta,
-        "charges": status.rows,
+        "charge_rows": status.rows,
         "chain": status.chain.hex(),
     }
 

@@ -25,14 +25,14 @@ def run(
     the input again from its start, and refuses input that differs from what was released.
     """
     log = begin(as_json=as_json, log_format=log_format)
-    from evertally.pipelines.cli.progress import tick_progress
+    from evertally.pipelines.cli.progress import progress_bar
     from evertally.pipelines.config import load_config
     from evertally.pipelines.guarantee import guarantee_sentence
     from evertally.pipelines.local.runner import run_local
 
     declared = load_config(config)
     log.info("reading %s", declared.source.path)
-    with tick_progress() as progress:
+    with progress_bar("ticks released", before="reading") as progress:
         summary = run_local(declared, resume=resume, progress=progress)
     log.info("tick %d of %d is published", summary.ticks, summary.ticks)
     sentence = guarantee_sentence(summary.header)

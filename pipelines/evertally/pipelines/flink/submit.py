@@ -106,7 +106,7 @@ def submit(config_path: Path, config: WorkerConfig, cluster: Cluster, start: Sta
             "keys": str((start.workers_keys_path or keys_path).absolute()),
             "life": context.life,
             "incarnation": context.opened.incarnation,
-            "horizon": context.opened.slack_horizon or config.spec.grid.slack_horizon,
+            "horizon": config.spec.paid_horizon(context.opened),
             "shard_of": context.shard_of(),
             "name": job_name(config),
             "parallelism": start.parallelism,

@@ -239,7 +239,7 @@ class AggregateStage:
         names = None if self._bindings is None else self._bindings.names(config.spec.keys)
         return EventReader(
             *(config.spec, config.source, config.rule, config.other, self._number_unit, names),
-            paid_horizon=self._context.opened.slack_horizon,
+            paid_horizon=config.spec.paid_horizon(self._context.opened),
         )
 
     def _dirty(self) -> bool:

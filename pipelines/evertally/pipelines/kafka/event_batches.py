@@ -48,7 +48,9 @@ class EventReader:
         names: Sequence[str] | None = None,
         paid_horizon: int | None = None,
     ) -> None:
-        grid = TickGrid(rule.start_ms, rule.tick_ms, paid_horizon or spec.grid.slack_horizon)
+        grid = TickGrid(
+            rule.start_ms, rule.tick_ms, spec.grid.slack_horizon if paid_horizon is None else paid_horizon
+        )
         self._source: Final = source
         self._rule: Final = rule
         keys = spec.keys if names is None else tuple(names)

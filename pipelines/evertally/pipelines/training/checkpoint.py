@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, StorageFull
-from evertally.pipelines.durable import sync_folder
 from evertally.pipelines.sealing import Sealer
 
 __all__ = ["Checkpoint", "CheckpointStore", "write_durably"]

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, StorageFull
-from evertally.pipelines.durable import sync_folder
 from evertally.pipelines.sealing import Sealer
 from evertally.pipelines.training.allocation import Allocation
 from evertally.pipelines.training.examples import ExampleBlock, ExampleForm
