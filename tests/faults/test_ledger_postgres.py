@@ -22,7 +22,9 @@ from evertally.accountants.budget import (
     ShardRef,
     StreamRecord,
     open_ledger,
+    postgres,
 )
+from evertally.accountants.budget.sql import StorageError
 from evertally.errors import IntegrityError, ServiceUnavailable
 
 pytestmark = [pytest.mark.faults, pytest.mark.postgres]
@@ -139,6 +141,35 @@ def test_killed_backends_and_crashes_lose_double_and_change_nothing(server: Serv
 @pytest.mark.timeout(3600)
 def test_three_hundred_crashes(server: Server, tmp_path: Path) -> None:
     crash_loop(server, tmp_path / "chainkey", crashes=300)
+
+
+def test_a_writer_that_is_stopped_inside_a_transaction_holds_nobody_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up to an error that says nothing of the ledger, and its work is not there."""
+    monkeypatch.setattr(postgres, "IDLE_MS", 300)
+    key_file = tmp_path / "chainkey"
+    store = new_ledger(server, key_file)
+    zombie = postgres.PostgresBackend(server.address)
+    store.close()
+    locks = ("scope:c", "stream:s")
+    transaction = zombie.begin(locks)
+    transaction.run("UPDATE head SET holder = 'zombie'")
+    successor = postgres.PostgresBackend(server.address)
+    began = time.monotonic()
+    successor.begin(locks)  # waits for the zombie's locks
+    assert time.monotonic() - began < postgres.LOCK_MS / 1000
+    successor.commit()
+    for act in (zombie.commit, partial(transaction.rows, "SELECT 1")):
+        with pytest.raises(StorageError) as caught:
+            act()
+        assert isinstance(caught.value.error, ServiceUnavailable)
+    holders = successor.read(lambda tx: tx.rows("SELECT holder FROM head"))
+    assert "zombie" not in {holder for (holder,) in holders}
+    zombie.begin(locks)  # connected again
+    zombie.commit()
+    for backend in (zombie, successor):
+        backend.close()
 
 
 def test_an_unreachable_server_grants_nothing_and_comes_back(server: Server, tmp_path: Path) -> None:

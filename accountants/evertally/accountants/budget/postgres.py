@@ -25,6 +25,8 @@ T = TypeVar("T")
 CONNECT_S: Final = 5
 LOCK_MS: Final = 10_000
 STATEMENT_MS: Final = 60_000
+IDLE_MS: Final = 30_000
+"""A writer that was stopped inside a transaction keeps its locks no longer than that."""
 
 POSTGRES_DIALECT: Final = Dialect(
     integer="BIGINT",
@@ -62,6 +64,7 @@ class PostgresBackend:
         with _translated():
             if self._writer is None or self._writer.closed:
                 self._writer = self._connect()
+                self._writer.execute(f"SET idle_in_transaction_session_timeout = {IDLE_MS:d}")
             self._writer.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             for lock in locks:  # one by one: the order is what keeps two batches from deadlock
                 self._writer.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (lock,))
@@ -168,6 +171,10 @@ def _translated() -> Iterator[None]:
         ) from None
     except psycopg.errors.LockNotAvailable:
         raise StorageError(ServiceUnavailable("the ledger stayed locked by another process")) from None
+    except psycopg.errors.IdleInTransactionSessionTimeout:
+        raise StorageError(
+            ServiceUnavailable("the ledger's server ended a transaction that stood still")
+        ) from None
     except (psycopg.errors.DiskFull, psycopg.errors.IoError, psycopg.errors.ReadOnlySqlTransaction):
         raise StorageError(StorageFull("the ledger's server cannot write; nothing was recorded")) from None
     except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted):
