@@ -118,7 +118,10 @@ def _judge_walked(connection: HTTPConnection, walk: RequestWalk, request: Reques
                     walk.learn(said[name])
     elif status not in (301, 307):
         assert json.loads(body)["status"] == status, (request, body[:2000])
-    return request.method == "POST" and (status < 300 or again > 0)
+    asks = request.target.startswith(
+        ("/v1/quote", "/v1/calibrate")
+    )  # they change nothing, whatever they answer
+    return request.method == "POST" and not asks and (status < 300 or again > 0)
 
 
 def _walk(service: Service, ledger: LedgerStore, requests: int, seed: int) -> Counter[str]:
@@ -148,7 +151,7 @@ def _walk(service: Service, ledger: LedgerStore, requests: int, seed: int) -> Co
 @pytest.mark.slow
 def test_ten_thousand_walked_requests(service: Service, ledger: LedgerStore) -> None:
     counts = _walk(service, ledger, 10_000, seed=20)
-    assert counts["changing"] > 200
+    assert counts["changing"] > 100
 
 
 @pytest.mark.soak
