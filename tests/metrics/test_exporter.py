@@ -391,6 +391,7 @@ def test_the_command_holds_the_ledger_read_only_and_no_key_file(tmp_path: Path) 
         assert "evertally_released_events{" in httpx.get(public + "/metrics", trust_env=False).text
         assert httpx.get(public + "/internal/metrics", trust_env=False).status_code == 404
         assert httpx.get(internal + "/metrics", trust_env=False).status_code == 404
+        assert "here is /healthz, /internal/metrics" in httpx.get(internal + "/", trust_env=False).text
         files = {}
         for link in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # a scrape's socket that has just been closed

@@ -178,7 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.token):
                 return text_answer(401, "a bearer token is needed\n")
         route = self.routes.get(path)
-        return text_answer(404, "not found\n") if route is None else route()
+        if route is not None:
+            return route()
+        known = [known for known in self.routes if not known.startswith("/static/")]
+        return text_answer(404, f"not found; here is {', '.join(sorted(known))}\n")
 
     def _answer(self, answer: Answer) -> None:
         accepted = {
