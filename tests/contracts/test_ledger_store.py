@@ -192,6 +192,49 @@ def test_expired_reservations_make_room_for_the_next_request(store: LedgerStore)
     assert store.verify().ok
 
 
+def lapse(store: LedgerStore, count: int, sigma: str, **more: object) -> None:
+    """Reservations that have lapsed and that nobody has returned yet."""
+    wishes = [(line(sigma=sigma, **more), 100)] * count
+    assert all(isinstance(answer, Receipt) for answer in store.record_all(wishes))
+    threading.Event().wait(0.15)
+
+
+def test_a_quote_is_the_charge_also_where_reservations_have_lapsed(store: LedgerStore) -> None:
+    lapse(store, 1, "1.1")
+    assert store.quote(line(sigma="1.1")).main == store.charge(line(sigma="1.1")).main
+
+
+def test_a_quote_in_a_group_does_not_count_on_a_member_that_has_lapsed(store: LedgerStore) -> None:
+    lapse(store, 1, "5", group="keys", members=("a",))
+    wish = line(group="keys", members=("b",))
+    assert store.quote(wish).main == store.charge(wish).main == 10_000_000
+
+
+def test_any_number_of_lapsed_reservations_makes_room(store: LedgerStore) -> None:
+    lapse(store, 40, "6.4")
+    assert store.charge(line(sigma="1.1")).status == "committed"
+    assert store.verify().problems == ()
+
+
+def test_lapsed_reservations_make_room_for_charges_decided_together(store: LedgerStore) -> None:
+    lapse(store, 40, "6.4")
+    large, small, beyond = store.record_all([(line(sigma=sigma), None) for sigma in ("1.1", "20", "0.5")])
+    assert isinstance(large, Receipt)
+    assert isinstance(small, Receipt)
+    assert isinstance(beyond, BudgetExceeded)
+    assert store.verify().problems == ()
+
+
+def test_lapsed_reservations_make_room_for_streams_and_their_horizons(store: LedgerStore) -> None:
+    lapse(store, 40, "6.4")
+    fitted = fit_counter(CounterParameters("rational:W32", 1, 3, slack_horizon=4), SCOPE, 900_000_000)
+    charge = ChargeRequest("s", "event", "add-remove", CounterLine(fitted))
+    store.open_stream(StreamRecord("x", ("a",), 1, {}), charge)
+    lapse(store, 40, "20.1")
+    assert store.quote_horizon("x", 1, 2**40).main == store.extend_horizon("x", 1, 2**40).main
+    assert store.verify().problems == ()
+
+
 def test_another_principals_charge_is_unknown(store: LedgerStore) -> None:
     receipt = store.reserve(line(principal="alice"), 60_000)
     with pytest.raises(InvalidParameter, match="charge_id"):

@@ -23,6 +23,7 @@ from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import Fenced, InvalidParameter
 
 __all__ = [
+    "any_due",
     "commit_reservation",
     "expire_due",
     "expire_one",
@@ -102,6 +103,11 @@ def owned(tx: Transaction, key: bytes, charge_id: str, principal: str) -> Charge
     if state is None or state.principal != principal:
         raise InvalidParameter("charge_id", charge_id[:64], "a charge of this principal")
     return state
+
+
+def any_due(tx: Transaction, row: ScopeRow, now: int) -> bool:
+    """Whether a reservation of the scope has lapsed and its amounts were not returned yet."""
+    return bool(charge_states.due(tx, row.scope_id, now, 1))
 
 
 def expire_due(tx: Transaction, key: bytes, row: ScopeRow, now: int) -> int:

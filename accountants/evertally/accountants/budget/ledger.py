@@ -59,7 +59,10 @@ class LedgerStore(Protocol):
         ...
 
     def quote(self, request: ChargeRequest) -> Receipt:
-        """Dry run: the receipt `charge` would give now, with an empty charge_id. Changes nothing."""
+        """Dry run: the receipt `charge` would give now, with an empty charge_id.
+
+        Reservations that have lapsed are returned first, as before a charge; nothing else changes.
+        """
         ...
 
     def reserve(self, request: ChargeRequest, ttl_ms: int) -> Receipt:

@@ -22,7 +22,7 @@ from evertally.accountants.budget.schema import Dialect, is_current, migrate
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
 from evertally.accountants.budget.sql import Backend, T, Transaction, Writer, read_stored
 from evertally.accountants.budget.verify import verify_ledger
-from evertally.errors import EvertallyError, IntegrityError, InvalidParameter
+from evertally.errors import BudgetExceeded, EvertallyError, IntegrityError, InvalidParameter
 from evertally.validation import integer, positive_integer
 
 __all__ = ["SqlLedger"]
@@ -63,6 +63,7 @@ class SqlLedger:
     def quote(self, request: ChargeRequest) -> Receipt:
         """See `LedgerStore`."""
         price = self._price(request)
+        self._expire_scope(request.scope)  # as a charge does: what has lapsed is not spent any more
         return self._read(lambda tx: book.quote(tx, self._key, request, price))
 
     def reserve(self, request: ChargeRequest, ttl_ms: int) -> Receipt:
@@ -84,10 +85,10 @@ class SqlLedger:
                 pieces[place] = self._recording(request, ttl_ms)
             except EvertallyError as error:
                 answers[place] = error
-        for place, answer in zip(pieces, self._writer.run_all(list(pieces.values())), strict=True):
-            if not isinstance(answer, Receipt | EvertallyError):
-                raise answer
-            answers[place] = answer
+        self._decide(pieces, answers)
+        refused = [place for place, answer in answers.items() if isinstance(answer, BudgetExceeded)]
+        swept = {scope: self._made_room(scope) for scope in {wishes[place][0].scope for place in refused}}
+        self._decide({place: pieces[place] for place in refused if swept[wishes[place][0].scope]}, answers)
         return [answers[place] for place in range(len(wishes))]
 
     def commit_charge(self, charge_id: str, principal: str = "local") -> Receipt:
@@ -129,10 +130,12 @@ class SqlLedger:
             )
 
         locks = scope_book.scope_lock(charge.scope), streams.stream_lock(stream.name)
-        return self._writer.run(work, *locks)
+        return self._admitted(charge.scope, work, *locks)
 
     def quote_horizon(self, stream: str, incarnation: int, slack_horizon: int) -> Receipt:
         """See `LedgerStore`."""
+        _, found = self._read(lambda tx: self._known(tx, stream, incarnation))
+        self._expire_scope(found.scope)
 
         def work(tx: Transaction) -> Receipt:
             _, opened = self._known(tx, stream, incarnation)
@@ -143,6 +146,7 @@ class SqlLedger:
     def extend_horizon(self, stream: str, incarnation: int, slack_horizon: int) -> Receipt:
         """See `LedgerStore`."""
         _, found = self._read(lambda tx: self._known(tx, stream, incarnation))
+        self._expire_scope(found.scope)
 
         def work(tx: Transaction) -> Receipt:
             return horizon.extend(tx, self._key, *self._known(tx, stream, incarnation), slack_horizon)
@@ -258,7 +262,36 @@ class SqlLedger:
 
     def _record(self, request: ChargeRequest, ttl_ms: int | None) -> Receipt:
         work, locks = self._recording(request, ttl_ms)
+        return self._admitted(request.scope, work, *locks)
+
+    def _admitted(self, scope: str, work: Callable[[Transaction], T], *locks: str) -> T:
+        """What work answers; where it does not fit, once more after all that has lapsed was returned.
+
+        The refusal undid what the work itself had returned, and it looks at a bounded number only.
+        """
+        try:
+            return self._writer.run(work, *locks)
+        except BudgetExceeded:
+            if not self._made_room(scope):
+                raise
         return self._writer.run(work, *locks)
+
+    def _made_room(self, scope: str) -> bool:
+        """Whether lapsed reservations were returned; False where that failed, and a refusal stands."""
+        try:
+            return self._expire_scope(scope) > 0
+        except EvertallyError:
+            return False
+
+    def _decide(
+        self,
+        pieces: dict[int, tuple[Callable[[Transaction], Receipt], tuple[str, ...]]],
+        answers: dict[int, Receipt | EvertallyError],
+    ) -> None:
+        for place, answer in zip(pieces, self._writer.run_all(list(pieces.values())), strict=True):
+            if not isinstance(answer, Receipt | EvertallyError):
+                raise answer
+            answers[place] = answer
 
     def _recording(
         self, request: ChargeRequest, ttl_ms: int | None
@@ -283,13 +316,15 @@ class SqlLedger:
         )
 
     def _expire_scope(self, name: str) -> int:
+        def lapsed(tx: Transaction) -> bool:
+            return book.any_due(tx, scope_book.read_scope(tx, self._key, name), tx.now_ms())
+
         def work(tx: Transaction) -> int:
             return book.expire_due(tx, self._key, scope_book.read_scope(tx, self._key, name), tx.now_ms())
 
-        total, once = 0, -1
-        while once:
-            once = self._writer.run(work, scope_book.scope_lock(name))
-            total += once
+        total = 0
+        while self._read(lapsed):
+            total += self._writer.run(work, scope_book.scope_lock(name))
         return total
 
     def _incarnation(self, shard: ShardRef) -> tuple[int, OpenedStream]:

@@ -99,6 +99,7 @@ class LocalBudget:
         from evertally.accountants.budget.service.schemas import DraftIn  # noqa: PLC0415 - as above
 
         wanted = DraftIn.model_validate({"scope": scope, "line": dict(draft), "units": units})
+        self._ledger.expire()  # what has lapsed remains as well
         return fit(self._ledger.scope_status(scope), wanted)
 
     def open_lease(self, request: ChargeRequest, ttl_ms: int, manifest_digest: str = "") -> LeaseGrant:

@@ -90,7 +90,7 @@ async def read_scope(scope: str, caller: Caller, state: State) -> ScopeOut:
 
 @charge_router.post("/quote", tags=["charges"], summary="Dry run of a charge", response_model=ReceiptOut)
 async def quote(body: QuoteIn, caller: Caller, state: State) -> Response:
-    """What the charge would cost now; 409 where it does not fit. Changes nothing."""
+    """What the charge would cost now; 409 where it does not fit. Charges nothing."""
     authorize(caller, "scope", body.scope, "quote")
     receipt = await state.workers.run(
         lambda: state.ledger.quote(request_of(body, caller, "")), heavy=_heavy(body)
@@ -180,10 +180,11 @@ async def list_charges(
 
 @router.post("/calibrate", tags=["charges"], summary="The noise that fits")
 async def calibrate(body: DraftIn, caller: Caller, state: State) -> FitOut:
-    """The same line with the least noise whose charge fits what remains now. Changes nothing."""
+    """The same line with the least noise whose charge fits what remains now. Charges nothing."""
     authorize(caller, "scope", body.scope, "quote")
 
     def work() -> FitOut:
+        state.ledger.expire()  # what has lapsed remains as well
         status = state.ledger.scope_status(body.scope)
         line, scope = fit(status, body), status.scope
         receipt = state.ledger.quote(
