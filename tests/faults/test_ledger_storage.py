@@ -30,7 +30,14 @@ from evertally.accountants.budget import (
 )
 from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend
 from evertally.accountants.budget.store import SqlLedger
-from evertally.errors import EvertallyError, IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
+from evertally.errors import (
+    EvertallyError,
+    IntegrityError,
+    InvalidParameter,
+    ServiceUnavailable,
+    StorageFull,
+    UnsupportedMechanism,
+)
 
 pytestmark = pytest.mark.faults
 SHARD = ShardRef("s", 1, 0)
@@ -201,6 +208,15 @@ TAMPERINGS: dict[str, str] = {
     "when a charge lapses": "UPDATE charge_state SET expires_ms = 5",
     "a charge's state lost": "DELETE FROM charge_state",
     "a group's sum": "INSERT INTO member VALUES (1, 'g', 'm', 5)",
+    "a scope lost": "DELETE FROM scope",
+    "a stream lost": "DELETE FROM stream",
+    "an incarnation lost": "DELETE FROM incarnation",
+    "a head lost": "DELETE FROM head",
+    "the index of a key lost": "DELETE FROM stream_key WHERE key_index = 2",
+    "the number of the next incarnation": "UPDATE stream SET next_incarnation = 7",
+    "the index of the next key": "UPDATE stream SET next_key_index = 0",
+    "a row of no shard": "INSERT INTO released VALUES (1, 5, 9, 77, '1', '1', 5)",
+    "a tick of no stream": "INSERT INTO tick VALUES (9, 0, 5, zeroblob(32))",
 }
 
 
@@ -248,6 +264,40 @@ def test_altered_horizons_are_found(tmp_path: Path, change: str) -> None:
         assert raw.changes() > 0
     with contextlib.closing(open_ledger(path)) as store:
         assert not store.verify().ok
+
+
+def test_no_tick_is_released_past_a_horizon_that_was_taken_out(tmp_path: Path) -> None:
+    """A stream without horizons is not one without an end: its charge says what was paid for."""
+    path = tmp_path / "l.sqlite"
+    with contextlib.closing(open_ledger(path)) as store:
+        store.create_scope(Scope("c", "event", "add-remove", "4", "1e-6"))
+        line = CounterLine(CounterParameters("rational:W32", q=2**24, keys=1, slack_horizon=4))
+        store.open_stream(StreamRecord("s", ("k",), 1, {}), ChargeRequest("c", "event", "add-remove", line))
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        raw.execute("DROP TRIGGER horizon_kept")
+        raw.execute("DELETE FROM horizon")
+    with contextlib.closing(open_ledger(path)) as store:
+        epoch = store.acquire(SHARD, "one")
+        rows = [ReleaseRow(0, t, t, "1.5", t) for t in range(1, 6)]
+        with pytest.raises(UnsupportedMechanism, match="past the horizon 4"):
+            store.commit_ticks(SHARD, epoch, 1, rows, 5, b"x")
+        store.commit_ticks(SHARD, epoch, 1, rows[:4], 4, b"x")
+        assert store.verify().problems == ()
+
+
+def test_two_scopes_that_change_names_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    """Else a request would be admitted under the other one's caps."""
+    path = tmp_path / "l.sqlite"
+    with contextlib.closing(open_ledger(path)) as store:
+        for name, epsilon in (("strict", "0.5"), ("lax", "100")):
+            store.create_scope(Scope(name, "event", "add-remove", epsilon, "1e-6"))
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        for before, after in (("strict", "other"), ("lax", "strict"), ("other", "lax")):
+            raw.execute("UPDATE scope SET name = ? WHERE name = ?", (after, before))
+    with contextlib.closing(open_ledger(path)) as store:
+        with pytest.raises(IntegrityError, match="altered"):
+            store.charge(ChargeRequest("strict", "event", "add-remove", GaussianLine("1", "0.5")))
+        assert len(store.verify().problems) == 2
 
 
 def test_dropped_tail_is_refused_at_start(tmp_path: Path) -> None:

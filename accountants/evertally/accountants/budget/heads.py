@@ -9,7 +9,7 @@ from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.chain import check_row, link, seal_row, sealed_digest
 from evertally.accountants.budget.records import Head, OpenedStream, ShardRef
 from evertally.accountants.budget.sql import Transaction, blob
-from evertally.errors import Fenced, IntegrityError, InvalidParameter
+from evertally.errors import Fenced, IntegrityError
 from evertally.validation import integer
 
 __all__ = [
@@ -47,7 +47,7 @@ def read_head(tx: Transaction, key: bytes, pk: int, shard: ShardRef) -> HeadRow:
     """The head, its HMAC and its last tick checked."""
     found = tx.rows(f"SELECT {_HEAD} FROM head WHERE incarnation_pk = ? AND shard = ?", pk, shard.shard)  # noqa: S608  # nosec B608  # a literal list
     if not found:
-        raise InvalidParameter("shard", shard.shard, f"a shard of stream {shard.stream}")
+        raise IntegrityError(f"{shard_words(shard)} lost its head")
     t, epoch, sealed, chain, published_t, mark, folded_t, folded_chain, mac, holder = found[0]
     sealed = None if sealed is None else blob(sealed)
     row = HeadRow(

@@ -159,8 +159,10 @@ def row_bytes(row: ChargeRow) -> bytes:
 def _scope_row(key: bytes, row: tuple[Any, ...]) -> ScopeRow:
     scope_id, name, definition, *amounts, seq, chain, mac = row
     check_row(key, b"scope", blob(mac), f"scope {name}", definition, *amounts, seq, blob(chain))
-    caps, spent = Caps(*amounts[:3]), Caps(*amounts[3:])
-    return ScopeRow(scope_id, definition, _scope_of(definition), caps, spent, seq, blob(chain))
+    caps, spent, scope = Caps(*amounts[:3]), Caps(*amounts[3:]), _scope_of(definition)
+    if scope.name != name:  # the name is sealed within the definition
+        raise IntegrityError(f"scope {name} was altered outside the ledger")
+    return ScopeRow(scope_id, definition, scope, caps, spent, seq, blob(chain))
 
 
 @lru_cache(maxsize=4096)

@@ -8,9 +8,12 @@ import os
 from dataclasses import replace
 from typing import Final
 
+from evertally.accountants.budget import charge_states
 from evertally.accountants.budget.canonical import canonical_json, name, plain_json
 from evertally.accountants.budget.chain import check_row, seal_row
+from evertally.accountants.budget.charges import request_from_json
 from evertally.accountants.budget.heads import insert_head
+from evertally.accountants.budget.lines import CounterLine
 from evertally.accountants.budget.records import OpenedStream, StreamRecord
 from evertally.accountants.budget.sql import Transaction, blob
 from evertally.errors import IntegrityError, InvalidParameter
@@ -147,7 +150,8 @@ def read_stream(
     if blob(mac) != _stream_mac(key, opened):
         raise IntegrityError(f"stream {stream} was altered outside the ledger")
     horizons = read_horizons(tx, key, pk, opened)
-    return pk, replace(opened, slack_horizon=horizons[-1] if horizons else None)
+    paid = horizons[-1] if horizons else _horizon_of_charge(tx, key, opened)
+    return pk, replace(opened, slack_horizon=paid)
 
 
 def stream_of_charge(tx: Transaction, charge_id: str) -> tuple[str, int] | None:
@@ -183,6 +187,15 @@ def read_horizons(tx: Transaction, key: bytes, pk: int, opened: OpenedStream) ->
             raise IntegrityError(f"the horizons of stream {opened.name} do not follow each other")
         horizons.append(slack_horizon)
     return horizons
+
+
+def _horizon_of_charge(tx: Transaction, key: bytes, opened: OpenedStream) -> int | None:
+    """What a stream's charge says where no horizon is kept: one of an older ledger, or none at all."""
+    state = charge_states.read(tx, key, opened.charge_id)
+    if state is None:
+        raise IntegrityError(f"the charge of stream {opened.name} is not in the ledger")
+    line = request_from_json(json.loads(state.line), state.principal).line
+    return line.parameters.slack_horizon if isinstance(line, CounterLine) else None
 
 
 def _horizon_fields(opened: OpenedStream, number: int, slack_horizon: int) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from evertally.accountants.budget.records import OpenedStream, VerifyReport
 from evertally.accountants.budget.replay import Replay
 from evertally.accountants.budget.scope_book import charge_rows, read_scope, row_bytes
 from evertally.accountants.budget.sql import Backend, Transaction, blob, read_stored
+from evertally.accountants.budget.strays import strays
 from evertally.errors import IntegrityError
 
 __all__ = ["verify_ledger"]
@@ -30,7 +31,7 @@ _CHUNK_ROWS = 50_000
 
 def verify_ledger(backend: Backend, key: bytes) -> VerifyReport:
     """Walk everything: chains, contiguity, key cover, recomputed costs, spend <= cap after every row."""
-    problems = backend.check()
+    problems = backend.check() + read_stored(backend, strays)
     scopes = read_stored(backend, lambda tx: tx.rows("SELECT name FROM scope ORDER BY name"))
     incarnations = read_stored(
         backend,
@@ -50,7 +51,7 @@ def verify_ledger(backend: Backend, key: bytes) -> VerifyReport:
         except IntegrityError as error:
             problems.append(str(error))
             continue
-        problems += read_stored(backend, partial(_horizon, key=key, pk=pk, opened=opened))
+        problems += read_stored(backend, partial(_paid, key=key, pk=pk, opened=opened))
         for shard in range(opened.shards):
             walk = partial(_shard, key=key, pk=pk, opened=opened, shard=shard)
             rows, found = _guarded(backend, heads.shard_words(opened.shard(shard)), walk)
@@ -116,22 +117,22 @@ def _group_sums(states: list[charge_states.ChargeState]) -> dict[tuple[str, str]
     return dict(sums)
 
 
-def _horizon(tx: Transaction, key: bytes, pk: int, opened: OpenedStream) -> list[str]:
-    """The horizon a stream runs under is the one that its charge paid for, and no tick lies past it."""
-    if opened.slack_horizon is None:
-        return []
+def _paid(tx: Transaction, key: bytes, pk: int, opened: OpenedStream) -> list[str]:
+    """A stream has a charge of its scope, its horizon is the one that was paid for, no tick lies past it."""
     what = f"stream {opened.name}, incarnation {opened.incarnation}"
     try:
         state = charge_states.read(tx, key, opened.charge_id)
     except IntegrityError as error:
         return [f"{what}: {error}"]
-    line = request_from_json(json.loads(state.line)).line if state else None
-    paid = line.parameters.slack_horizon if isinstance(line, CounterLine) else 0
+    if state is None or (state.scope, state.status) != (opened.scope, "committed"):
+        return [f"{what}: nothing was charged for it"]
+    line = request_from_json(json.loads(state.line)).line
+    paid = line.parameters.slack_horizon if isinstance(line, CounterLine) else None
     problems = []
     if paid != opened.slack_horizon:
         problems.append(f"{what}: its horizon is not the one its charge paid for")
     (last,) = tx.rows("SELECT max(t) FROM head WHERE incarnation_pk = ?", pk)[0]
-    if last > paid:
+    if paid is not None and (last or 0) > paid:
         problems.append(f"{what}: ticks were released past the horizon {paid}")
     return problems
 
