@@ -18,6 +18,7 @@ from evertally.accountants.budget import (
     StreamRecord,
     book,
     charge_states,
+    kept_answers,
     open_ledger,
     schema,
     streams,
@@ -89,6 +90,18 @@ def insert_without_mac(tx: Transaction, key: bytes, scope_id: int, state: charge
     )
 
 
+def keep_without_mac(
+    tx: Transaction, key: bytes, request: ChargeRequest, content: bytes, body: bytes
+) -> None:
+    """How an answer was kept before it had an HMAC."""
+    assert key
+    if request.idempotency_key:
+        tx.run(
+            "INSERT INTO answer (principal, idempotency_key, digest, body) VALUES (?, ?, ?, ?)",
+            *(request.principal, request.idempotency_key, content, body),
+        )
+
+
 def test_a_stream_from_before_horizons_were_kept_can_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +110,7 @@ def test_a_stream_from_before_horizons_were_kept_can_be_extended(
     with monkeypatch.context() as former:
         former.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
         former.setattr(charge_states, "insert", insert_without_mac)
+        former.setattr(kept_answers, "keep", keep_without_mac)
         former.setattr(streams, "add_horizon", lambda *_: None)
         former.setattr(streams, "read_horizons", lambda *_: [])
         store = open_ledger(tmp_path / "l")
@@ -123,9 +137,13 @@ def test_ledgers_of_every_earlier_version_are_migrated(
     monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
     if version < 3:
         monkeypatch.setattr(charge_states, "insert", insert_without_mac)
+    if version < 4:
+        monkeypatch.setattr(kept_answers, "keep", keep_without_mac)
+        monkeypatch.setattr(kept_answers, "find", lambda *_: None)
     store = open_ledger(path)
     store.create_scope(SCOPE)
-    reserved = store.reserve(ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10)), 600_000)
+    request = ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10), idempotency_key="once")
+    reserved = store.reserve(request, 600_000)
     before = store.scope_status("s")
     store.close()
     monkeypatch.undo()
@@ -134,6 +152,7 @@ def test_ledgers_of_every_earlier_version_are_migrated(
     store = open_ledger(path)
     assert store.scope_status("s") == before
     assert store.verify().ok
+    assert store.reserve(request, 600_000) == reserved
     assert store.commit_charge(reserved.charge_id).status == "committed"
     assert store.verify().ok
     store.close()

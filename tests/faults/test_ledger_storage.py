@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -171,9 +172,13 @@ def test_locked_ledger_is_unavailable_not_waited_for_ever(tmp_path: Path) -> Non
 # what was changed behind the ledger's back
 
 
+PAID = ChargeRequest("c", "event", "add-remove", GaussianLine("1", "40"), idempotency_key="once")
+
+
 def written(path: Path, ticks: int = 30) -> None:
     store = open_ledger(path)
     epoch = fill(store)
+    store.charge(PAID)
     commit(store, epoch, 1, ticks)
     store.mark_published(SHARD, epoch, ticks - 5, 99)
     store.close()
@@ -215,6 +220,11 @@ TAMPERINGS: dict[str, str] = {
     "the index of a key lost": "DELETE FROM stream_key WHERE key_index = 2",
     "the number of the next incarnation": "UPDATE stream SET next_incarnation = 7",
     "the index of the next key": "UPDATE stream SET next_key_index = 0",
+    "an answer": "UPDATE answer SET body = CAST(replace(body, '\"seq\":2', '\"seq\":1') AS BLOB)",
+    "whose an answer is": "UPDATE answer SET principal = 'me'",
+    "the key of an answer": "UPDATE answer SET idempotency_key = 'twice'",
+    "an answer as text": "UPDATE answer SET body = CAST(body AS TEXT)",
+    "an answer without an HMAC": "UPDATE answer SET mac = NULL",
     "a row of no shard": "INSERT INTO released VALUES (1, 5, 9, 77, '1', '1', 5)",
     "a tick of no stream": "INSERT INTO tick VALUES (9, 0, 5, zeroblob(32))",
 }
@@ -264,6 +274,32 @@ def test_altered_horizons_are_found(tmp_path: Path, change: str) -> None:
         assert raw.changes() > 0
     with contextlib.closing(open_ledger(path)) as store:
         assert not store.verify().ok
+
+
+def test_a_grant_that_nothing_paid_for_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    """An answer written by hand, one moved to another key, and one whose charge was taken out."""
+    path = tmp_path / "l.sqlite"
+    written(path)
+    moved = "SELECT principal, 'other', digest, body, mac FROM answer WHERE idempotency_key = 'once'"
+    forged = "SELECT principal, 'forged', digest, body, zeroblob(32) FROM answer LIMIT 1"
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        raw.execute(f"INSERT INTO answer {moved}")
+        raw.execute(f"INSERT INTO answer {forged}")
+    with contextlib.closing(open_ledger(path)) as store:
+        spent = store.scope_status("c").spent
+        for name in ("other", "forged"):
+            with pytest.raises(IntegrityError, match="altered"):
+                store.charge(replace(PAID, idempotency_key=name))
+            with pytest.raises(IntegrityError, match="altered"):
+                store.open_stream(StreamRecord("t", ("k",), 1, {}), replace(PAID, idempotency_key=name))
+        assert len(store.verify().problems) == 2
+        assert store.charge(PAID).status == "committed"
+    with contextlib.closing(apsw.Connection(str(path))) as raw:
+        raw.execute("DELETE FROM charge_state")
+    with contextlib.closing(open_ledger(path)) as store:
+        with pytest.raises(IntegrityError, match="not in the ledger"):
+            store.charge(PAID)
+        assert store.scope_status("c").spent == spent
 
 
 def test_no_tick_is_released_past_a_horizon_that_was_taken_out(tmp_path: Path) -> None:

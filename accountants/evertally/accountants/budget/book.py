@@ -6,20 +6,19 @@ Amounts move only through `scope_book.append`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from dataclasses import replace
 from typing import Final
 
-from evertally.accountants.budget import charge_states, groups
+from evertally.accountants.budget import charge_states, groups, kept_answers
 from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.charge_states import ChargeState
 from evertally.accountants.budget.charges import ChargeRequest, Cost
 from evertally.accountants.budget.records import Receipt
 from evertally.accountants.budget.scope_book import ScopeRow, admit, append, read_scope
 from evertally.accountants.budget.scopes import Caps
-from evertally.accountants.budget.sql import Transaction, blob
+from evertally.accountants.budget.sql import Transaction
 from evertally.errors import Fenced, InvalidParameter
 
 __all__ = [
@@ -52,11 +51,10 @@ def record(tx: Transaction, key: bytes, request: ChargeRequest, price: Cost, ttl
     is refused. Refusals are not kept: a retry after one is a new question.
     """
     body = request.body()
-    digest = hashlib.sha256(f"{body}|{ttl_ms}".encode()).digest()
-    if request.idempotency_key:
-        answered = _answered(tx, request, digest)
-        if answered is not None:
-            return answered
+    content = kept_answers.content_digest(body, ttl_ms)
+    answered = kept_answers.find(tx, key, request, content)
+    if answered is not None:
+        return _receipt_of(answered)
     now = tx.now_ms()
     row = read_scope(tx, key, request.scope)
     if (_SWEPT, request.scope) not in tx.memo and expire_due(tx, key, row, now) < _SWEEP:
@@ -74,11 +72,7 @@ def record(tx: Transaction, key: bytes, request: ChargeRequest, price: Cost, ttl
     )
     charge_states.insert(tx, key, row.scope_id, state)
     answer = receipt(charge_id, status, change, expires, row.scope.name, seq)
-    if request.idempotency_key:
-        tx.run(
-            "INSERT INTO answer (principal, idempotency_key, digest, body) VALUES (?, ?, ?, ?)",
-            *(request.principal, request.idempotency_key, digest, answer.body),
-        )
+    kept_answers.keep(tx, key, request, content, answer.body)
     return answer
 
 
@@ -156,18 +150,7 @@ def _change(tx: Transaction, row: ScopeRow, request: ChargeRequest, price: Cost)
     return Caps(main, price.epsilon, price.delta)
 
 
-def _answered(tx: Transaction, request: ChargeRequest, digest: bytes) -> Receipt | None:
-    found = tx.rows(
-        "SELECT digest, body FROM answer WHERE principal = ? AND idempotency_key = ?",
-        *(request.principal, request.idempotency_key),
-    )
-    if not found:
-        return None
-    if blob(found[0][0]) != digest:
-        raise InvalidParameter(
-            "idempotency_key", request.idempotency_key, "a new key: this one was used for another request"
-        )
-    body = blob(found[0][1])
+def _receipt_of(body: bytes) -> Receipt:
     said = json.loads(body)
     return Receipt(
         said["charge_id"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from evertally.accountants.budget import charge_states
+from evertally.accountants.budget import charge_states, kept_answers
 from evertally.accountants.budget.chain import link
 from evertally.accountants.budget.sql import StorageError, Transaction
 from evertally.errors import IntegrityError
@@ -88,9 +88,14 @@ CREATE TABLE horizon (
 
 _VERSION_3: Final = "ALTER TABLE charge_state ADD COLUMN mac {blob}"
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
+_VERSION_4: Final = "ALTER TABLE answer ADD COLUMN mac {blob}"
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4)
 """MIGRATIONS[v] leads from version v to v + 1. Released ones are never edited."""
-_FILL: Final[dict[int, Callable[[Transaction, bytes], None]]] = {3: charge_states.seal_all}
+_FILL: Final[dict[int, Callable[[Transaction, bytes], None]]] = {
+    3: charge_states.seal_all,
+    4: kept_answers.seal_all,
+}
 """What fills new columns of old rows, by the version that is reached."""
 
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)"

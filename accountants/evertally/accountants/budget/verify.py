@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 
-from evertally.accountants.budget import charge_states, groups, heads, releases, streams
+from evertally.accountants.budget import charge_states, groups, heads, kept_answers, releases, streams
 from evertally.accountants.budget.chain import link, tick_bytes
 from evertally.accountants.budget.charges import request_from_json
 from evertally.accountants.budget.lines import CounterLine
@@ -32,6 +32,7 @@ _CHUNK_ROWS = 50_000
 def verify_ledger(backend: Backend, key: bytes) -> VerifyReport:
     """Walk everything: chains, contiguity, key cover, recomputed costs, spend <= cap after every row."""
     problems = backend.check() + read_stored(backend, strays)
+    problems += _guarded(backend, "kept answers", partial(kept_answers.altered, key=key))[1]
     scopes = read_stored(backend, lambda tx: tx.rows("SELECT name FROM scope ORDER BY name"))
     incarnations = read_stored(
         backend,

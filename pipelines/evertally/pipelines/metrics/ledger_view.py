@@ -18,7 +18,7 @@ from evertally.errors import EvertallyError, IntegrityError, InvalidParameter, S
 
 __all__ = ["SCHEMA_VERSIONS", "LedgerView", "Rows", "open_view"]
 
-SCHEMA_VERSIONS: Final = ("1", "2", "3")
+SCHEMA_VERSIONS: Final = ("1", "2", "3", "4")
 """Versions of the ledger's tables whose public columns are known here."""
 
 _BUSY_MS: Final = 2000
