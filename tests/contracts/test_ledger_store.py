@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from evertally.accountants.budget import (
     StreamRecord,
     fit_counter,
 )
-from evertally.errors import BudgetExceeded, Fenced, IntegrityError, InvalidParameter
+from evertally.errors import BudgetExceeded, Fenced, IntegrityError, InvalidParameter, UnsupportedMechanism
 
 Open = Callable[[], LedgerStore]
 
@@ -69,6 +70,26 @@ def test_unknown_names_are_refused_by_name(store: LedgerStore) -> None:
     with pytest.raises(InvalidParameter, match="scope"):
         store.charge(line("other"))
     assert store.find_stream("nothing") is None
+
+
+@pytest.mark.parametrize("text", ["\x00", "a\x00b", "\ud800", "", "x" * 10_000])
+def test_names_that_no_database_holds_are_unknown_on_each(store: LedgerStore, text: str) -> None:
+    with pytest.raises(InvalidParameter, match="scope"):
+        store.scope_status(text)
+    assert store.find_stream(text) is None
+    assert store.find_stream(text, 1) is None
+
+
+@pytest.mark.parametrize("text", ["\x00", "a\x00b", "\ud800"])
+def test_texts_that_no_database_holds_are_refused_by_name(store: LedgerStore, text: str) -> None:
+    with pytest.raises(InvalidParameter, match="members"):
+        store.charge(line(group="keys", members=(text,)))
+    with pytest.raises(InvalidParameter, match="keys"):
+        opened(store, keys=("a", text))
+    shard = opened(store).shard(0)
+    with pytest.raises(InvalidParameter, match="holder"):
+        store.acquire(shard, text)
+    assert store.verify().problems == ()
 
 
 # charges
@@ -364,6 +385,52 @@ def test_retried_opening_returns_the_first_incarnation(store: LedgerStore) -> No
     record, charge = StreamRecord("flights", ("a",), 1, {}), line(idempotency_key="open-1")
     assert store.open_stream(record, charge) == store.open_stream(record, charge)
     assert store.scope_status("s").rows == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        StreamRecord("gates", ("a",), 1, {"tick_s": 60}),
+        StreamRecord("flights", ("b",), 1, {"tick_s": 60}),
+        StreamRecord("flights", ("a",), 2, {"tick_s": 60}),
+        StreamRecord("flights", ("a",), 1, {"tick_s": 61}),
+    ],
+)
+def test_one_charge_opens_one_stream(store: LedgerStore, other: StreamRecord) -> None:
+    """Its idempotency key is bound to the stream as well: another one is not the answer to a retry."""
+    charge = line(idempotency_key="open-1")
+    stream = store.open_stream(StreamRecord("flights", ("a",), 1, {"tick_s": 60}), charge)
+    with pytest.raises(InvalidParameter, match="idempotency_key"):
+        store.open_stream(other, charge)
+    assert store.streams() == [stream]
+    assert store.scope_status("s").rows == 1
+
+
+def test_shards_that_reach_their_horizon_at_once_are_refused_by_name(store: LedgerStore) -> None:
+    parameters = CounterParameters("rational:W32", 2**20, 8, slack_horizon=4)
+    charge = ChargeRequest("s", "event", "add-remove", CounterLine(parameters))
+    stream = store.open_stream(StreamRecord("wide", tuple("abcdefgh"), 8, {}), charge)
+    epochs = [store.acquire(stream.shard(i), "one") for i in range(8)]
+    errors: list[BaseException] = []
+
+    def beyond(shard: int) -> None:
+        for _ in range(30):
+            try:
+                store.commit_ticks(stream.shard(shard), epochs[shard], 1, rows(stream, shard, 1, 5), 5, b"x")
+            except BaseException as error:
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=beyond, args=(shard,)) for shard in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert {type(error) for error in errors} == {UnsupportedMechanism}
 
 
 @pytest.mark.parametrize(

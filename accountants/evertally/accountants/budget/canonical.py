@@ -9,9 +9,10 @@ from typing import Final
 
 from evertally.errors import InvalidParameter
 
-__all__ = ["canonical_json", "name", "plain_json"]
+__all__ = ["canonical_json", "is_name", "is_storable", "name", "plain_json"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _DEPTH: Final = 16
 _ENCODE: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode
 
@@ -36,6 +37,16 @@ def name(field: str, value: object) -> str:
         got = value[:64] if isinstance(value, str) else value
         raise InvalidParameter(field, got, "1 to 128 letters, digits or ._:/-, a letter or digit first")
     return value
+
+
+def is_name(value: str) -> bool:
+    """Whether this is such a name; what is none names nothing in a ledger."""
+    return _NAME.fullmatch(value) is not None
+
+
+def is_storable(value: object) -> bool:
+    """Whether this is text that each database holds: not NUL, no half of a surrogate pair."""
+    return isinstance(value, str) and not _UNSTORABLE.search(value)
 
 
 def _plain(field: str, value: object, depth: int) -> object:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from evertally.accountants.budget.amounts import ATTO, NANO, units_up
-from evertally.accountants.budget.canonical import canonical_json, name, plain_json
+from evertally.accountants.budget.canonical import canonical_json, is_storable, name, plain_json
 from evertally.accountants.budget.filters import gaussian_renyi_units
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Line, Loss
@@ -57,6 +57,8 @@ class ChargeRequest:
         for text in (self.unit, self.adjacency, self.group, *self.members):
             if not isinstance(text, str):
                 raise InvalidParameter("charge", type(text).__name__, "text as unit, adjacency and members")
+        if not all(map(is_storable, self.members)):
+            raise InvalidParameter("charge.members", "other characters", "members without NUL")
         if bool(self.group) != bool(self.members):
             raise InvalidParameter(
                 "charge.members", len(self.members), "members exactly where a group is named"

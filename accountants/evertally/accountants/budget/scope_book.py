@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from evertally.accountants.budget.canonical import plain_json
+from evertally.accountants.budget.canonical import is_name, plain_json
 from evertally.accountants.budget.chain import check_row, link, seal_row
 from evertally.accountants.budget.records import ChargeRow
 from evertally.accountants.budget.scopes import Caps, Scope, ScopeStatus
@@ -79,7 +79,8 @@ def read_scope(tx: Transaction, key: bytes, name: str) -> ScopeRow:
     known: ScopeRow | None = tx.memo.get((_MEMO, name))
     if known is not None:  # read, or written, in this very transaction
         return known
-    found = tx.rows(f"SELECT {_COLUMNS} FROM scope WHERE name = ?", name)  # noqa: S608  # nosec B608  # a literal list
+    statement = f"SELECT {_COLUMNS} FROM scope WHERE name = ?"  # noqa: S608  # nosec B608  # a literal list
+    found = tx.rows(statement, name) if is_name(name) else []
     if not found:
         raise InvalidParameter("scope", name, "the name of a scope in this ledger")
     row = tx.memo[_MEMO, name] = _scope_row(key, found[0])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from evertally.accountants.budget import book, heads, horizon, releases, scope_book, streams
+from evertally.accountants.budget.canonical import is_storable
 from evertally.accountants.budget.charges import ChargeRequest, Cost, cost, request_from_json
 from evertally.accountants.budget.lines import CounterLine
 from evertally.accountants.budget.records import (
@@ -124,7 +125,12 @@ class SqlLedger:
             receipt = book.record(tx, self._key, charge, price, None)
             known = streams.stream_of_charge(tx, receipt.charge_id)
             if known is not None:  # the answer to a retried request
-                return self._known(tx, *known)[1]
+                opened = self._known(tx, *known)[1]
+                if not streams.is_of_record(opened, stream, descriptor):
+                    raise InvalidParameter(
+                        "idempotency_key", charge.idempotency_key, "a new key: this one opened another stream"
+                    )
+                return opened
             return streams.insert_stream(
                 tx, self._key, stream, descriptor, charge.scope, receipt.charge_id, paid
             )
@@ -170,7 +176,7 @@ class SqlLedger:
 
     def acquire(self, shard: ShardRef, holder: str) -> int:
         """See `LedgerStore`."""
-        if not isinstance(holder, str) or not 1 <= len(holder) <= 256 or "\x00" in holder:
+        if not is_storable(holder) or not 1 <= len(holder) <= 256:
             raise InvalidParameter("holder", type(holder).__name__, "a name of 1 to 256 characters")
         pk, _ = self._incarnation(shard)
         lock = streams.stream_lock(shard.stream)
@@ -187,7 +193,7 @@ class SqlLedger:
         """See `LedgerStore`."""
         pk, opened = self._incarnation(shard)
         if opened.slack_horizon is not None and last > opened.slack_horizon:
-            self._opened.pop((shard.stream, shard.incarnation))  # it may have been extended since
+            self._opened.pop((shard.stream, shard.incarnation), None)  # it may have been extended since
             pk, opened = self._incarnation(shard)
         ticks = releases.checked_ticks(opened.shard_keys(shard.shard), first, rows, last)
         releases.require_paid(opened, last)
@@ -329,9 +335,10 @@ class SqlLedger:
 
     def _incarnation(self, shard: ShardRef) -> tuple[int, OpenedStream]:
         key = shard.stream, shard.incarnation
-        if key not in self._opened:
-            self._opened[key] = self._read(lambda tx: self._known(tx, *key))
-        pk, opened = self._opened[key]
+        found = self._opened.get(key)
+        if found is None:
+            found = self._opened[key] = self._read(lambda tx: self._known(tx, *key))
+        pk, opened = found
         integer("shard", shard.shard, low=0, high=opened.shards - 1)
         return pk, opened
 

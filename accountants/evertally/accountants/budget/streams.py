@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from evertally.accountants.budget import charge_states
-from evertally.accountants.budget.canonical import canonical_json, name, plain_json
+from evertally.accountants.budget.canonical import canonical_json, is_name, is_storable, name, plain_json
 from evertally.accountants.budget.chain import check_row, seal_row
 from evertally.accountants.budget.charges import request_from_json
 from evertally.accountants.budget.heads import insert_head
@@ -23,6 +23,7 @@ __all__ = [
     "add_horizon",
     "check_record",
     "insert_stream",
+    "is_of_record",
     "read_horizons",
     "read_stream",
     "stream_lock",
@@ -51,7 +52,7 @@ def check_record(stream: StreamRecord) -> str:
     if not 1 <= len(stream.keys) <= _KEYS_MAX or len(set(stream.keys)) != len(stream.keys):
         raise InvalidParameter("stream.keys", len(stream.keys), f"1 to {_KEYS_MAX} distinct keys")
     for key in stream.keys:
-        if not isinstance(key, str) or not 1 <= len(key) <= 256 or "\x00" in key:
+        if not is_storable(key) or not 1 <= len(key) <= 256:
             raise InvalidParameter(
                 "stream.keys", type(key).__name__, "keys of 1 to 256 characters without NUL"
             )
@@ -129,6 +130,8 @@ def read_stream(
     tx: Transaction, key: bytes, stream: str, incarnation: int | None
 ) -> tuple[int, OpenedStream] | None:
     """(row id, incarnation): the latest where none is named; None where there is none."""
+    if not is_name(stream):
+        return None
     found = tx.rows(
         _INCARNATION + " AND i.incarnation >= ? ORDER BY i.incarnation DESC LIMIT 1"
         if incarnation is None
@@ -162,6 +165,12 @@ def stream_of_charge(tx: Transaction, charge_id: str) -> tuple[str, int] | None:
         charge_id,
     )
     return (str(found[0][0]), int(found[0][1])) if found else None
+
+
+def is_of_record(opened: OpenedStream, stream: StreamRecord, descriptor: str) -> bool:
+    """Whether an incarnation is of this record, whose descriptor's canonical JSON is `descriptor`."""
+    same = (opened.name, opened.keys, opened.shards) == (stream.name, tuple(stream.keys), stream.shards)
+    return same and plain_json(dict(opened.descriptor)) == descriptor
 
 
 def add_horizon(
