@@ -112,6 +112,8 @@ def test_lease_has_one_holder_and_refunds_only_what_never_began(client: BudgetCl
     lease = client.open_lease(wish, 60_000, digest)
     assert client.open_lease(wish, 60_000, digest) == lease
     assert (lease.status, lease.epoch, lease.steps_max) == ("reserved", 1, 12)
+    with pytest.raises(InvalidParameter, match="idempotency_key"):
+        client.open_lease(wish, 60_000, "cd" * 32)
     spent = client.scope_status("train").spent.main
     assert spent > 0
     with pytest.raises(InvalidParameter, match="manifest"):

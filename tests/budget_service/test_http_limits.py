@@ -132,6 +132,9 @@ def test_two_idempotency_keys_bind_nothing_and_are_refused(service: Service) -> 
         )
         assert answer.status_code == 422
         assert answer.json()["field"] == "Idempotency-Key"
+        for path in ("/v1/charges", "/v1/leases", "/v1/quote"):
+            answer = client.post(path, json={}, headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")])
+            assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
         assert client.get("/v1/scopes/health").json() == before
 
 

@@ -215,7 +215,7 @@ def test_expired_reservations_make_room_for_the_next_request(store: LedgerStore)
 
 def lapse(store: LedgerStore, count: int, sigma: str, **more: object) -> None:
     """Reservations that have lapsed and that nobody has returned yet."""
-    wishes = [(line(sigma=sigma, **more), 100)] * count
+    wishes = [(line(sigma=sigma, **more), 100)] * count  # type: ignore[arg-type]
     assert all(isinstance(answer, Receipt) for answer in store.record_all(wishes))
     threading.Event().wait(0.15)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from evertally.accountants import BLT, BallsInBins, BandedSquareRoot, BandMF, Identity
 from evertally.accountants.budget import Scope
+from evertally.accountants.budget.canonical import plain_json
 from evertally.errors import BudgetExceeded, Fenced, InvalidParameter, UnsupportedMechanism
 from evertally.pipelines.training.lease import LocalBudget, lease_key
 from evertally.pipelines.training.plan import Plan, TrainingLoss, make_plan
@@ -117,6 +121,35 @@ def test_steps_past_the_plan_and_stale_holders_are_refused(budget: LocalBudget) 
     assert spent(budget) == charged > 0  # nothing is refunded once it was begun
     with pytest.raises(Fenced):
         budget.acquire_lease(grant.lease_id, DIGEST)
+
+
+def test_a_retried_reservation_is_no_way_around_the_fence(budget: LocalBudget) -> None:
+    request = plan().request(SCOPE, "k")
+    first = budget.open_lease(request, 60_000, DIGEST)
+    successor = budget.acquire_lease(first.lease_id, DIGEST)
+    late = budget.open_lease(request, 60_000, DIGEST)
+    with pytest.raises(Fenced):
+        budget.renew_lease(late.lease_id, late.epoch)
+    assert budget.renew_lease(late.lease_id, successor.epoch).status == "active"
+
+
+def test_a_reservation_is_bound_to_its_manifest(budget: LocalBudget) -> None:
+    request = plan().request(SCOPE, "k")
+    budget.open_lease(request, 60_000, DIGEST)
+    with pytest.raises(InvalidParameter, match="idempotency_key"):
+        budget.open_lease(request, 60_000, "cd" * 32)
+
+
+def test_no_run_goes_on_whose_lease_was_altered_by_hand(budget: LocalBudget, tmp_path: Path) -> None:
+    """The ledger alone says whether a run is paid for, and for which line."""
+    grant = budget.open_lease(plan().request(SCOPE, "k"), 100, DIGEST)
+    body = plain_json({**grant.line.to_json(), "noise_multiplier": "0.5"}).encode()
+    with contextlib.closing(apsw.Connection(str(tmp_path / "budget.ledger"))) as raw:
+        raw.execute("UPDATE service_lease SET status = 'active', body = ?", (body,))
+    assert budget.acquire_lease(grant.lease_id, DIGEST).line == grant.line
+    threading.Event().wait(0.15)
+    with pytest.raises(Fenced):
+        budget.renew_lease(grant.lease_id, 2, 1)
 
 
 def test_a_lease_that_was_never_begun_is_given_back(budget: LocalBudget) -> None:

@@ -7,16 +7,13 @@ with the service's own lease table, so that both fence in one way.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from evertally.accountants.budget.canonical import plain_json
 from evertally.accountants.budget.charges import ChargeRequest
 from evertally.accountants.budget.client import LeaseGrant
 from evertally.accountants.budget.ledger import LedgerStore
-from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Line
 from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import Scope, ScopeStatus
@@ -110,13 +107,12 @@ class LocalBudget:
             raise InvalidParameter("line", request.line.kind, "a training run")
         rows = getattr(request.line.mechanism()[1], "rows", 0)
         receipt = self._ledger.reserve(request, ttl_ms)
-        lease = self._leases.open(
-            Lease(
-                *(receipt.charge_id, _PRINCIPAL, request.scope, "reserved", 1, int(rows), 0),
-                *(manifest_digest, receipt.expires_ms, plain_json(request.line.to_json()).encode()),
-            )
+        first = Lease(
+            *(receipt.charge_id, _PRINCIPAL, request.scope, "reserved", 1, int(rows), 0),
+            *(manifest_digest, receipt.expires_ms, b""),
         )
-        return self._grant(lease)
+        self._leases.open(first)
+        return self._grant(first)  # to a retry as well: who took the lease over meanwhile keeps it
 
     def acquire_lease(self, lease_id: str, manifest_digest: str = "") -> LeaseGrant:
         """See `Budget`."""
@@ -128,8 +124,7 @@ class LocalBudget:
 
         lease = self._leases.get(lease_id, _PRINCIPAL)
         check_holder(lease, epoch)
-        if lease.status == "reserved":
-            self._ledger.commit_charge(lease_id, _PRINCIPAL)
+        self._ledger.commit_charge(lease_id, _PRINCIPAL)  # the ledger's word for it, each time
         return self._grant(self._leases.renew(lease_id, _PRINCIPAL, epoch, steps_done))
 
     def close_lease(self, lease_id: str, epoch: int) -> LeaseGrant:
@@ -147,7 +142,7 @@ class LocalBudget:
         self._ledger.close()
 
     def _grant(self, lease: Any) -> LeaseGrant:
-        line = line_from_json(json.loads(lease.body))  # written by `open_lease`
+        line = self._ledger.charge_of(lease.lease_id, _PRINCIPAL).line
         if not isinstance(line, TrainingLine):
             raise IntegrityError("a lease is bound to a charge that is no training run")
         return LeaseGrant(

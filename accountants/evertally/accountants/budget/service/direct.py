@@ -21,12 +21,11 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from evertally.accountants.budget.service.access import PRINCIPAL
-from evertally.accountants.budget.service.problems import Problem, Refusal, problem_of_body
+from evertally.accountants.budget.service.access import PRINCIPAL, header
+from evertally.accountants.budget.service.problems import Refusal, problem_of_body
 
 __all__ = ["DirectRoute", "direct_apps"]
 
-_KEY = b"idempotency-key"
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -46,7 +45,7 @@ class DirectRoute(APIRoute):
             except ValidationError as error:
                 problem = problem_of_body(error.errors(include_url=False, include_context=False)[0])
                 raise Refusal(problem) from None
-            more = {"idempotency_key": _idempotency_key(request.scope)} if keyed else {}
+            more = {"idempotency_key": header(request.scope, b"idempotency-key")} if keyed else {}
             answer: Response = await endpoint(
                 body=given, caller=request.scope[PRINCIPAL], state=request.app.state.service, **more
             )
@@ -74,13 +73,3 @@ def _application(app: FastAPI, route: DirectRoute) -> ASGIApp:
         await response(scope, receive, send)
 
     return answer
-
-
-def _idempotency_key(scope: AsgiScope) -> str:
-    """The header's value, "" where it is absent; one that stands twice binds nothing and is refused."""
-    values = [value for key, value in scope["headers"] if key == _KEY]
-    if len(values) > 1:
-        raise Refusal(
-            Problem("invalid_parameter", "the header stands twice", "Idempotency-Key", "two", "one key")
-        )
-    return values[0].decode("latin-1").strip() if values else ""

@@ -27,6 +27,8 @@ __all__ = ["Guard"]
 
 _LOG: Final = logging.getLogger("evertally.budget.service")
 _API: Final = "/v1"
+_IDEMPOTENCY: Final = b"idempotency-key"
+_TWO_KEYS: Final = Problem("invalid_parameter", "it binds nothing", "Idempotency-Key", "two", "one key")
 _BODY_METHODS: Final = ("POST", "PUT", "PATCH")
 _HEADERS: Final = (
     (
@@ -117,6 +119,8 @@ class Guard:
                         headers={"Retry-After": str(math.ceil(wait_s))},
                     )
                 )
+            if sum(key == _IDEMPOTENCY for key, _ in scope["headers"]) > 1:
+                raise Refusal(_TWO_KEYS)
             media_type = header(scope, b"content-type").partition(";")[0].strip().lower()
             if scope["method"] in _BODY_METHODS and media_type not in ("application/json", ""):
                 raise Refusal(

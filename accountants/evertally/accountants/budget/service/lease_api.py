@@ -72,8 +72,7 @@ async def renew_lease(lease_id: str, body: RenewIn, caller: Caller, state: State
 
     def change(lease: Lease) -> Lease:
         check_holder(lease, body.epoch)
-        if lease.status == "reserved":
-            state.ledger.commit_charge(lease_id, caller.name)
+        state.ledger.commit_charge(lease_id, caller.name)  # the ledger's word for it, each time
         return state.leases.renew(lease_id, caller.name, body.epoch, body.steps_done)
 
     return await _on_lease(state, caller, lease_id, change)

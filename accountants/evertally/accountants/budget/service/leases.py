@@ -54,10 +54,17 @@ class LeaseStore:
         self._tables = tables
 
     def open(self, lease: Lease) -> Lease:
-        """Store a new lease, or return the one this charge already has (a retried request)."""
+        """Store a new lease, or return the one this charge already has (a retried request).
+
+        Raises InvalidParameter where that one was made for another manifest.
+        """
 
         def work(tx: Transaction) -> Lease:
             known = _find(tx, lease.lease_id)
+            if known is not None and known.manifest_digest != lease.manifest_digest:
+                raise InvalidParameter(
+                    "idempotency_key", "another manifest", "a new key: this one was used for another request"
+                )
             if known is not None:
                 return known
             tx.run(
