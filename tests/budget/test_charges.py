@@ -166,6 +166,16 @@ def test_windows() -> None:
         WindowsLine(1, 10, "tumbling", day, hour)
 
 
+def test_windows_of_a_unit_and_of_the_one_in_its_place_need_not_be_the_same() -> None:
+    """One user's records in windows 1 to k against another's in k+1 to 2k, clip 1, values from 0."""
+    k, sigma, day = 30, 10, 86_400_000
+    before, after = [1] * k + [0] * k, [0] * k + [1] * k
+    mu2 = sum((x - y) ** 2 for x, y in zip(before, after, strict=True)) / sigma**2
+    line = WindowsLine(1, sigma, "tumbling", day, day, windows_per_unit=k)
+    assert charged(line, replace(USER, adjacency="replace")) == math.ceil(mu2 * 1e9)
+    assert charged(line, replace(USER, adjacency="replace-value")) == charged(line, USER)
+
+
 def test_renyi_scope_counts_a_gaussian_at_its_one_order() -> None:
     mixed = Scope("m", "event", "add-remove", "8", "1e-6", filter="renyi", order=16)
     assert charged(GaussianLine(1, 10), mixed) == math.ceil(16 * 0.01 / 2 * 1e9)

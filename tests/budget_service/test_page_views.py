@@ -23,6 +23,19 @@ def test_factor_is_rounded_up() -> None:
     assert "factor of e^30" in huge
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "said"),
+    [
+        ("123.44", "1e-6", "factor of e^123.5, plus 0.000001."),
+        ("2", "1.234e-10", "plus 1.24e-10."),
+        ("2", "0.0000010000004", "plus 0.000001000001."),
+        ("2", "0.0001000000000004", "plus 0.000100000001."),
+    ],
+)
+def test_no_guarantee_reads_smaller_than_the_cap(epsilon: str, delta: str, said: str) -> None:
+    assert wording.guarantee(Scope("a", "event", "add-remove", epsilon, delta)).endswith(said)
+
+
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-value", "replace"])
 def test_every_adjacency_has_its_sentence(adjacency: str) -> None:
     said = {wording.neighbours(Scope("a", unit, adjacency, "1", "0.001")) for unit in ("event", "user")}

@@ -55,7 +55,8 @@ class GaussianLine:
     Attributes:
         sensitivity: l2 sensitivity under the scope's unit and adjacency.
         sigma: standard deviation of the noise.
-        releases: how many releases a unit may touch.
+        releases: how many releases may differ between neighbours; under replace, those that a unit touches
+            and those that the one in its place touches.
     """
 
     sensitivity: Amount
@@ -84,8 +85,9 @@ class WindowsLine:
 
     Event level under add/remove, the window decided by the event's own time: a record touches one
     tumbling window, ceil(length/stride) sliding ones. Replacement may move the time: two groups of
-    windows, the root of the two largest squares. A user touches `windows_per_unit` windows. Every pane
-    fired again is a new release. Session windows depend on other records and are refused.
+    windows, the root of the two largest squares. A user touches `windows_per_unit` windows, and under
+    replace the user in its place as many others. Every pane fired again is a new release. Session
+    windows depend on other records and are refused.
 
     Attributes:
         sensitivity, sigma: of the release of one window.
@@ -130,8 +132,8 @@ class WindowsLine:
             raise UnsupportedMechanism(
                 "a unit that may touch an unbounded number of windows has no finite loss"
             )
-        else:
-            touched = self.windows_per_unit
+        else:  # a unit and the one that takes its place may have no window in common
+            touched = self.windows_per_unit * (2 if scope.adjacency == "replace" else 1)
         mu = exact("line.sensitivity", self.sensitivity) / exact("line.sigma", self.sigma)
         return Loss(mu2=touched * self.firings * mu * mu)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime
+from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ def neighbours(scope: Scope) -> str:
 def guarantee(scope: Scope) -> str:
     """What the cap means, in a sentence."""
     epsilon = float(Fraction(str(scope.epsilon_cap)))
-    factor = "e^" + _short(epsilon) if epsilon > 20.0 else _round_up(math.exp(epsilon))
+    factor = f"e^{_up(scope.epsilon_cap, 4):f}" if epsilon > 20.0 else _round_up(math.exp(epsilon))
     bound = "" if scope.event_level else " (within its declared contribution bounds)"
     return (
         f"{neighbours(scope)}{bound} changes the probability of any conclusion from all releases of this "
@@ -134,6 +135,14 @@ def _round_up(value: float) -> str:
     return f"{math.ceil(value / step) * step:.3g}"
 
 
+def _up(value: object, digits: int) -> Decimal:
+    """A number with some digits, never below what it is."""
+    return Context(prec=digits, rounding=ROUND_UP).create_decimal(str(value)).normalize()
+
+
 def _plain(value: object) -> str:
-    number = float(Fraction(str(value)))
-    return f"{number:.12f}".rstrip("0") if 1e-9 <= number < 1.0 else f"{number:.3g}"
+    number = Decimal(str(value))
+    if not Decimal("1e-9") <= number < 1:
+        return f"{_up(value, 3):g}"
+    text = f"{number.quantize(Decimal('1e-12'), ROUND_UP):f}"
+    return text.rstrip("0")
