@@ -9,10 +9,11 @@ from typing import NoReturn
 import pytest
 
 from evertally.accountants import BLT, line_choice, renyi_lines, strategies
-from evertally.accountants.budget import Scope, TrainingLine
+from evertally.accountants.budget import ChargeRequest, Scope, TrainingLine
+from evertally.accountants.budget.charges import cost
 from evertally.accountants.budget.lines import line_from_json
 from evertally.accountants.budget.loss import Loss
-from evertally.errors import InvalidParameter
+from evertally.errors import InvalidParameter, UnsupportedMechanism
 
 MIXED = Scope("m", "event", "add-remove", "8", "1e-6", epsilon_lines="2", filter="renyi", order=8)
 BINS = {"kind": "BallsInBins", "batches": 10, "epochs": 2}
@@ -111,3 +112,15 @@ def test_a_number_that_no_double_holds_is_refused_by_name(text: str) -> None:
         TrainingLine({"kind": "Identity"}, BINS, "4", own_delta=text).loss(MIXED)
     with pytest.raises(InvalidParameter, match=r"line\.participation"):
         TrainingLine({"kind": "Identity"}, {**CYCLES, "sampling_probability": text}, "4").loss(MIXED)
+
+
+@pytest.mark.parametrize("adjacency", ["replace", "replace-value"])
+@pytest.mark.parametrize("own_delta", ["", "1e-8"])
+def test_no_run_is_charged_where_a_unit_may_be_replaced(adjacency: str, own_delta: str) -> None:
+    """The accountants' bounds are for a unit that is there or not; replaced, a step moves by twice the clip."""
+    scope = Scope(
+        "r", "user", adjacency, "8", "1e-6", delta_lines="1e-7", epsilon_lines="1", filter="renyi", order="8"
+    )
+    line = TrainingLine({"kind": "Identity"}, {"kind": "BallsInBins", "batches": 8}, "6", own_delta)
+    with pytest.raises(UnsupportedMechanism, match="add-remove"):
+        cost(scope, ChargeRequest("r", "user", adjacency, line))

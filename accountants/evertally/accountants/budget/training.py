@@ -95,7 +95,12 @@ class TrainingLine:
         )
 
     def loss(self, scope: Scope) -> Loss:
-        """The run's loss, whatever is seen of it on the way."""
+        """The run's loss, whatever is seen of it on the way.
+
+        Raises UnsupportedMechanism where a unit may be replaced: each step would change by twice the clip.
+        """
+        if scope.adjacency != "add-remove":
+            raise UnsupportedMechanism("a training run has a bound under adjacency add-remove only")
         accountants = importlib.import_module("evertally.accountants")
         strategy, participation = self.mechanism()
         # towards less noise: a larger loss
