@@ -117,7 +117,7 @@ def test_a_number_that_no_double_holds_is_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize("adjacency", ["replace", "replace-value"])
 @pytest.mark.parametrize("own_delta", ["", "1e-8"])
 def test_no_run_is_charged_where_a_unit_may_be_replaced(adjacency: str, own_delta: str) -> None:
-    """The accountants' bounds are for a unit that is there or not; replaced, a step moves by twice the clip."""
+    """The accountants' bounds are for a unit that is there or not; else a step moves by twice the clip."""
     scope = Scope(
         "r", "user", adjacency, "8", "1e-6", delta_lines="1e-7", epsilon_lines="1", filter="renyi", order="8"
     )
