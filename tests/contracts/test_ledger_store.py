@@ -363,6 +363,15 @@ def test_counter_stream_uses_the_whole_scope_and_no_more(store: LedgerStore) -> 
     assert store.find_stream("whole", 2) is None
 
 
+def test_no_counter_has_more_keys_than_its_charge_counts(store: LedgerStore) -> None:
+    charge = ChargeRequest(
+        "s", "event", "add-remove", CounterLine(CounterParameters("rational:W32", 2**20, 2))
+    )
+    with pytest.raises(InvalidParameter, match="keys"):
+        store.open_stream(StreamRecord("wide", ("a", "b", "c"), 1, {}), charge)
+    assert store.open_stream(StreamRecord("wide", ("a", "b"), 1, {}), charge).incarnation == 1
+
+
 def test_new_incarnation_is_a_new_id_and_a_new_charge(store: LedgerStore) -> None:
     first = opened(store)
     second = opened(store, keys=("c", "d", "a"))

@@ -120,6 +120,10 @@ class SqlLedger:
         descriptor, price = streams.check_record(stream), self._price(charge)
         line = charge.line
         paid = line.parameters.slack_horizon if isinstance(line, CounterLine) else None
+        if isinstance(line, CounterLine) and len(stream.keys) > line.parameters.keys:
+            raise InvalidParameter(
+                "stream.keys", len(stream.keys), f"at most {line.parameters.keys}, which are charged"
+            )
 
         def work(tx: Transaction) -> OpenedStream:
             receipt = book.record(tx, self._key, charge, price, None)
