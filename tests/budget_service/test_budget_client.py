@@ -237,6 +237,9 @@ def test_retries_are_bounded(scripted: Callable[[Answers], tuple[str, list[dict[
         ((502, {}, b"<html>"), ServiceUnavailable),
         ((200, {}, b"not json"), ServiceUnavailable),
         ((404, {}, b"[]"), ServiceUnavailable),
+        ((200, {}, b"{}"), ServiceUnavailable),
+        ((200, {}, b"[1]"), ServiceUnavailable),
+        (_problem(409, "budget_exceeded"), ServiceUnavailable),
     ],
 )
 def test_answers_become_our_errors(

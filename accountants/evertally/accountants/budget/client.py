@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -40,6 +40,8 @@ from evertally.validation import integer, positive_real
 
 __all__ = ["BudgetClient", "LeaseGrant"]
 
+A = TypeVar("A")
+R = TypeVar("R")
 _RETRIED: Final = (429, 502, 503, 504)
 _WAIT_MAX_S: Final = 5.0
 _PAGE: Final = 1000
@@ -265,11 +267,11 @@ def _error_of(answer: httpx.Response) -> EvertallyError:
     try:
         said = answer.json()
         code, detail = str(said["code"]), str(said["detail"])
+        if code == "budget_exceeded":
+            return BudgetExceeded(said["requested"], said["spent"], said["cap"], said["unit"])
     except (ValueError, KeyError, TypeError):
         return ServiceUnavailable(f"the budget service answered {answer.status_code} without a problem")
     match code:
-        case "budget_exceeded":
-            return BudgetExceeded(said["requested"], said["spent"], said["cap"], said["unit"])
         case "fenced":
             return Fenced(detail)
         case "unsupported_mechanism":
@@ -301,6 +303,23 @@ def _object(answer: httpx.Response) -> Any:
         raise ServiceUnavailable("the budget service answered something that is not JSON") from None
 
 
+def _usable(read: Callable[[A], R]) -> Callable[[A], R]:
+    """What reads an answer; JSON of another kind is no usable answer."""
+
+    def checked(answer: A) -> R:
+        try:
+            return read(answer)
+        except EvertallyError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ServiceUnavailable(
+                "the budget service answered something else than was asked for"
+            ) from None
+
+    return checked
+
+
+@_usable
 def _receipt(answer: httpx.Response) -> Receipt:
     said = _object(answer)
     return Receipt(
@@ -310,6 +329,7 @@ def _receipt(answer: httpx.Response) -> Receipt:
     )
 
 
+@_usable
 def _status(said: Mapping[str, Any]) -> ScopeStatus:
     fields = {field.name: said[field.name] for field in dataclasses.fields(Scope)}
     scope = Scope(**{**fields, "disjoint": tuple(fields["disjoint"])})
@@ -318,6 +338,7 @@ def _status(said: Mapping[str, Any]) -> ScopeStatus:
     )
 
 
+@_usable
 def _lease(said: Mapping[str, Any]) -> LeaseGrant:
     line = line_from_json(said["line"])
     if not isinstance(line, TrainingLine):
