@@ -6,8 +6,10 @@ import json
 import pickle
 import time
 from dataclasses import replace
+from decimal import Decimal
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema_rs
 import pytest
@@ -18,9 +20,15 @@ from evertally.accountants.budget.opening import open_ledger
 from evertally.accountants.budget.scopes import Scope
 from evertally.accountants.gaussian import gaussian_delta
 from evertally.errors import BudgetExceeded, InvalidParameter
+from evertally.pipelines.events import ValueRule
 from evertally.pipelines.guarantee import guarantee_sentence
+from evertally.pipelines.kafka.aggregation import TickRule
+from evertally.pipelines.kafka.broker import TopicPartition
+from evertally.pipelines.kafka.candidates import Bindings, key_record
 from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.event_batches import EventReader
 from evertally.pipelines.kafka.key_selection import Candidate, KeySelector, SelectionSpec, slot_names
+from evertally.pipelines.kafka.source_config import EventFormat
 from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.releases import StreamHeader
@@ -75,6 +83,64 @@ def test_slots_run_out(key_file: KeyFile) -> None:
     _, shown = running.close_tick({f"k{number}": 10_000 for number in range(5)})
     assert shown == ["k0", "k1", "k2"]
     assert running.close_tick({"k3": 10_000})[1] == []
+
+
+def test_half_a_surrogate_pair_is_no_key(key_file: KeyFile) -> None:
+    """JSON can say it, a public record in UTF-8 cannot: one such event would end the selection for ever."""
+    running = selector(key_file)
+    changed, shown = running.close_tick({"\ud800": 10_000, "busy": 10_000})
+    assert shown == ["busy"]
+    assert changed.keys() == {"busy"}
+    assert running.close_tick({"\udfff": 10_000}) == ({}, [])
+
+
+class OneKeyShown:
+    """A broker whose keys topic holds one record; only what `Bindings` calls."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def reader(self) -> OneKeyShown:
+        return self
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        (self.place,) = places
+
+    def seek(self, place: TopicPartition, offset: int) -> None:  # noqa: ARG002 - as the reader's
+        self.at = offset
+
+    def beginning_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 0)
+
+    def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 1)
+
+    def position(self, place: TopicPartition) -> int:  # noqa: ARG002 - as the reader's
+        return self.at
+
+    def poll(self, **wait: int) -> dict[TopicPartition, list[SimpleNamespace]]:  # noqa: ARG002 - as the reader's
+        self.at = 1
+        return {self.place: [SimpleNamespace(value=key_record("s", 1, "busy", "slot-00001", 7))]}
+
+
+def test_only_a_slot_that_is_bound_can_be_named_and_a_declared_key_always() -> None:
+    keys = ("slot-machine", *slot_names(2))
+    found = Bindings(OneKeyShown(), "keys", "s", 1, slots=slot_names(2))  # type: ignore[arg-type]
+    names = found.names(keys)
+    assert names == ("slot-machine", None, "busy")
+    assert not found.refresh(), "the same record again is nothing new"
+    spec = replace(make_spec(), keys=keys)
+    rule = TickRule(0, 1000)
+    source = EventFormat("json", "k", None, None, None, None, ValueRule(Decimal(1), 0, 1))
+    reader = EventReader(spec, source, rule, None, len, names)
+    given = ("slot-machine", "busy", "slot-00000", "\0slot-00000", "slot-00001")
+    records = [
+        SimpleNamespace(value=json.dumps({"k": key}).encode(), offset=n) for n, key in enumerate(given)
+    ]
+    events, refusals = reader.read(0, records, 500)
+    assert events.keys.tolist() == [0, 2]
+    assert {offset for _, offset, _ in refusals} == {2, 3, 4}
+    assert set(reader.candidates(records, refusals)) == set(given[2:])
 
 
 @pytest.mark.slow

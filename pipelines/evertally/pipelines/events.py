@@ -122,7 +122,7 @@ class EventParser:
 
     Args:
         grid: the ticks of the stream; events outside its start and end are refused.
-        keys: declared keys in the order of their index.
+        keys: declared keys in the order of their index; None where no event has that key yet.
         other: the declared key that takes undeclared ones, or None to refuse them.
         zone: what a time stamp without offset means, or None to refuse it.
         values: how values become contributions.
@@ -135,7 +135,7 @@ class EventParser:
     def __init__(
         self,
         grid: TickGrid,
-        keys: Sequence[str],
+        keys: Sequence[str | None],
         other: str | None,
         zone: datetime.tzinfo | None,
         values: ValueRule,
@@ -143,7 +143,7 @@ class EventParser:
         *,
         keep_places: bool = False,
     ) -> None:
-        index = {key: position for position, key in enumerate(keys)}
+        index = {key: position for position, key in enumerate(keys) if key is not None}
         undeclared: int | Reason = Reason.KEY_UNDECLARED if other is None else index[other]
 
         def timestamp(text: str) -> int | Reason:

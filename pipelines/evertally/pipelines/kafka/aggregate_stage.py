@@ -25,6 +25,7 @@ from evertally.pipelines.kafka.candidates import Bindings, CandidateCounts
 from evertally.pipelines.kafka.clock_guard import ClockGuard
 from evertally.pipelines.kafka.context import StreamContext
 from evertally.pipelines.kafka.event_batches import EventReader, dead_letter
+from evertally.pipelines.kafka.key_selection import slot_names
 from evertally.pipelines.kafka.member import GroupMember
 from evertally.pipelines.kafka.stage import Stall
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
@@ -58,7 +59,10 @@ class AggregateStage:
         self._bindings: Final = (
             None
             if config.select is None
-            else Bindings(config.broker, config.topics.keys, config.spec.name, context.opened.incarnation)
+            else Bindings(
+                *(config.broker, config.topics.keys, config.spec.name, context.opened.incarnation),
+                slots=slot_names(config.select.slots),
+            )
         )
         self._reader = self._make_reader()
         self._candidate_sealer: Final = context.sealer(config.topics.candidates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from evertally.errors import IntegrityError
@@ -85,13 +85,15 @@ def key_record(stream: str, incarnation: int, key: str, slot: str, t: int) -> by
 
 
 class Bindings:
-    """The keys topic as a map from slot to key, read on as it grows."""
+    """The keys topic as a map from slot to key, read on as it grows; None for a slot that is free."""
 
-    def __init__(self, broker: Broker, topic: str, stream: str, incarnation: int) -> None:
+    def __init__(
+        self, broker: Broker, topic: str, stream: str, incarnation: int, slots: Iterable[str]
+    ) -> None:
         self._place: Final = TopicPartition(topic, 0)
         self._stream: Final = (stream, incarnation)
         self._reader: Final = broker.reader()
-        self.slots: dict[str, str] = {}
+        self.slots: dict[str, str | None] = dict.fromkeys(slots)
         with translated():
             self._reader.assign([self._place])
             self._reader.seek(self._place, self._reader.beginning_offsets([self._place])[self._place])
@@ -104,18 +106,19 @@ class Bindings:
         with translated():
             return self._take(self._reader.poll(timeout_ms=0))
 
-    def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """What each declared position is called in events; a free slot has a name no event can have."""
-        return tuple(self.slots.get(key, f"\x00{key}" if key.startswith("slot-") else key) for key in keys)
+    def names(self, keys: tuple[str, ...]) -> tuple[str | None, ...]:
+        """What each declared position is called in events; None for a free slot, which no event can name."""
+        return tuple(self.slots.get(key, key) for key in keys)
 
     def close(self) -> None:
         """Stop reading."""
         self._reader.close(autocommit=False)
 
     def _take(self, batches: Mapping[TopicPartition, Any]) -> bool:
-        before = len(self.slots)
+        found = False
         for record in batches.get(self._place, []):
             fields = json.loads(record.value)
             if (fields["stream"], fields["incarnation"]) == self._stream:
+                found = found or self.slots.get(fields["slot"]) != fields["key"]
                 self.slots[fields["slot"]] = fields["key"]
-        return len(self.slots) > before
+        return found

@@ -34,7 +34,8 @@ class EventReader:
         rule: how events find their tick.
         other: the declared key that takes undeclared ones.
         number_unit: number of a privacy unit, in [0, 2^62).
-        names: what each declared position is called in events, where slots stand for selected keys.
+        names: what each declared position is called in events, where slots stand for selected keys; None
+            for a free slot.
         paid_horizon: last tick the ledger has a charge for, where it was extended; the spec's for None.
     """
 
@@ -45,7 +46,7 @@ class EventReader:
         rule: TickRule,
         other: str | None,
         number_unit: Callable[[str], int],
-        names: Sequence[str] | None = None,
+        names: Sequence[str | None] | None = None,
         paid_horizon: int | None = None,
     ) -> None:
         grid = TickGrid(
@@ -53,7 +54,7 @@ class EventReader:
         )
         self._source: Final = source
         self._rule: Final = rule
-        keys = spec.keys if names is None else tuple(names)
+        keys: Sequence[str | None] = spec.keys if names is None else tuple(names)
         self._known: Final = frozenset(keys)
         self._parser: Final = EventParser(
             grid,

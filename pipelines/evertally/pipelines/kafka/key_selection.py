@@ -157,6 +157,8 @@ class KeySelector:
         """Count a tick; returns the candidates that changed, and the keys that are shown from now on."""
         changed = {}
         for key, count in counts.items():
+            if not _is_text(key):
+                continue
             candidate = self._candidates.get(key)
             if candidate is None:
                 if len(self._candidates) >= _CANDIDATES_MAX:
@@ -204,6 +206,15 @@ class KeySelector:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a selector holds exact counts and is not pickled")
+
+
+def _is_text(key: str) -> bool:
+    """Whether a public record can say the key: JSON allows half a surrogate pair, UTF-8 does not."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def slot_names(slots: int) -> tuple[str, ...]:
