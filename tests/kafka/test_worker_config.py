@@ -44,6 +44,28 @@ def mistakes(tmp_path: Path, text: str, environment: dict[str, str] | None = Non
     return {mistake.field: mistake.expected for mistake in caught.value.mistakes}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'pasword = "hunter2"',
+        "password = 54321",
+        'password = "hunter2\\u0007"',
+        'sasl_mechanism = "PLAIN"\nusername = "u"\npassword = ["hunter2"]',
+    ],
+)
+def test_a_mistake_says_no_password(tmp_path: Path, line: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load(tmp_path, GOOD + line)
+    assert "hunter2" not in str(caught.value)
+    assert "54321" not in str(caught.value)
+
+
+def test_a_mistake_says_no_ledger_address(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load(tmp_path, GOOD.replace("visits.ledger", "postgresql://u:hunter2@host/db\\u0007"))
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_defaults(tmp_path: Path) -> None:
     config = load(tmp_path)

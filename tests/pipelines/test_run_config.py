@@ -47,6 +47,39 @@ def test_a_good_configuration(gates: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
+        ('releases = "releases.jsonl"', 'releases = "there"', "output.releases"),
+        ('releases = "releases.jsonl"', 'releases = "/dev/null"', "output.releases"),
+        ('dead_letters = "dead.jsonl"', 'dead_letters = "there"', "output.dead_letters"),
+        ('path = "state.sqlite"', 'path = "there"', "state.path"),
+        ('key_file = "key"', 'key_file = "there"', "state.key_file"),
+    ],
+)
+def test_what_a_run_could_not_write_is_said_before_it_pays(
+    gates: Path, old: str, new: str, field: str
+) -> None:
+    (gates / "there").mkdir()
+    with pytest.raises(InvalidConfig) as caught:
+        load_config(change(gates, old, new))
+    assert [mistake.field for mistake in caught.value.mistakes] == [field]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('path = "state.sqlite"', 'path = "postgresql://u:hunter2@host/db"'),
+        ('path = "state.sqlite"', 'path = "postgresql://u:hunter2@host/db\\u0007"'),
+        ('path = "state.sqlite"', 'paht = "postgresql://u:hunter2@host/db"'),
+    ],
+)
+def test_a_mistake_says_no_secret(gates: Path, cli: Cli, old: str, new: str) -> None:
+    code, out, err = cli("check-config", "--json", "--config", change(gates, old, new))
+    assert code == 2
+    assert "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
         ('name = "gates"', "", "stream.name"),
         ('name = "gates"', 'name = ""', "stream.name"),
         ('name = "gates"', 'name = "with space"', "stream.name"),

@@ -83,7 +83,7 @@ def _assemble(tables: dict[str, ConfigTable], folder: Path, mistakes: Mistakes) 
 
     releases = _place(output.text("releases", "the file that releases are appended to"), folder)
     letters = _place(output.text("dead_letters", "a file for refused lines", required=False), folder)
-    ledger = _place(state.text("path", "the state file"), folder)
+    ledger = _place(_state_file(state, mistakes), folder)
     key_file = _place(state.text("key_file", "the key file, made where there is none"), folder)
     if letters is None and releases is not None:
         letters = releases.with_name(releases.name + ".dead-letters.jsonl")
@@ -126,6 +126,19 @@ def _check_horizon(spec: StreamSpec, ticks: TickGrid, ledger: Path, mistakes: Mi
         )
 
 
+def _regular_or_none(path: Path) -> bool:
+    return os.path.isfile(path) or not os.path.exists(path)
+
+
+def _state_file(state: ConfigTable, mistakes: Mistakes) -> str | None:
+    """The state file; an address of a database, which may hold a password, is refused without being said."""
+    text = state.text("path", "the state file", secret=True)
+    if text is not None and "://" in text:
+        mistakes.add("state.path", "an address", "a file: a run keeps its ledger in a SQLite file of its own")
+        return None
+    return text
+
+
 def _place(text: str | None, folder: Path) -> Path | None:
     return None if text is None else folder / text
 
@@ -156,3 +169,5 @@ def _check_distinct(paths: tuple[Path | None, ...], mistakes: Mistakes) -> None:
         seen.update(dict.fromkeys(marks, name))
         if name != "source.path" and not os.path.isdir(real.parent):
             mistakes.add(name, str(path), "a path in an existing folder")
+        elif os.path.isdir(real) or (name == "output.releases" and not _regular_or_none(real)):
+            mistakes.add(name, str(path), "a regular file")  # a run would find out after it has paid

@@ -84,13 +84,14 @@ class ConfigTable:
             return None
         return value
 
-    def text(self, key: str, expected: str, *, required: bool = True) -> str | None:
-        """A non-empty string without control characters."""
+    def text(self, key: str, expected: str, *, required: bool = True, secret: bool = False) -> str | None:
+        """A non-empty string without control characters; a mistake does not say a secret one."""
         value = self.raw(key, expected, required=required)
         if value is None:
             return None
         if not isinstance(value, str) or not value or any(ord(character) < 32 for character in value):
-            self._mistakes.add(f"{self._name}.{key}", value, expected)
+            got = _unsaid(value) if secret else value
+            self._mistakes.add(f"{self._name}.{key}", got, expected)
             return None
         return value
 
@@ -137,4 +138,10 @@ class ConfigTable:
                 known = (
                     f"no such key; did you mean {near[0]}?" if near else "one of " + ", ".join(self._asked)
                 )
-                self._mistakes.add(f"{self._name}.{key}", self._data[key], known)
+                # a misspelt password would stand in the logs
+                self._mistakes.add(f"{self._name}.{key}", _unsaid(self._data[key]), known)
+
+
+def _unsaid(value: object) -> str:
+    """A value by its kind alone."""
+    return "a text" if isinstance(value, str) else f"a value of type {type(value).__name__}"

@@ -248,7 +248,7 @@ def _worker(
     stall_s = kafka.positive("stall_s", "seconds", high=1e6) or 120.0
     if not isinstance(hmac, bool):
         mistakes.add("kafka.dead_letter_hmac", hmac, "true or false")
-    ledger = state.text("path", "the ledger: a SQLite file, or a postgresql:// address")
+    ledger = state.text("path", "the ledger: a SQLite file, or a postgresql:// address", secret=True)
     chain_key = state.text("chain_key_file", "the ledger's chain key", required=False)
     key_file = state.text("key_file", "the key file, made where there is none")
     unit_folder = state.text("folder", "a folder for the state of units", required=bound is not None)

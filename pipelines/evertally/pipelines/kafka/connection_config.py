@@ -25,7 +25,10 @@ def read_broker(kafka: ConfigTable, folder: Path, mistakes: Mistakes) -> Broker 
     mechanism = kafka.text("sasl_mechanism", "one of " + ", ".join(SASL_MECHANISMS), required=False)
     username = kafka.text("username", "the SASL user", required=mechanism is not None)
     password = kafka.text(
-        "password", "the SASL password, as EVERTALLY_KAFKA_PASSWORD", required=mechanism is not None
+        "password",
+        "the SASL password, as EVERTALLY_KAFKA_PASSWORD",
+        required=mechanism is not None,
+        secret=True,
     )
     if mechanism is not None and mechanism not in SASL_MECHANISMS:
         mistakes.add("kafka.sasl_mechanism", mechanism, "one of " + ", ".join(SASL_MECHANISMS))

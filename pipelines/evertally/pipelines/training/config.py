@@ -182,7 +182,9 @@ def _budget(
     delta = budget.positive("delta_cap", "a number strictly between 0 and 1", high=0.999999)
     lines = budget.positive("epsilon_lines", "a part of epsilon_cap", high=1000.0)
     order = budget.positive("order", "a number > 1", low=1.0 + 2**-20, high=1024.0)
-    ledger = budget.text("ledger", "path of a ledger, or a postgresql:// address", required=False)
+    ledger = budget.text(
+        "ledger", "path of a ledger, or a postgresql:// address", required=False, secret=True
+    )
     chain = budget.text("chain_key_file", "the ledger's chain key", required=False)
     service = budget.text("service", "address of a budget service", required=False)
     token = budget.text("token_file", "a file with the service's token", required=False)
