@@ -149,11 +149,11 @@ def prepare(config: WorkerConfig, options: CountOptions) -> Start:
     )
     stream = stream_of(config, options)
     counting_of(config, options, stream)  # what a Beam job cannot do is refused before any charge
-    if not stream.key.path().exists():
+    if not _begun(config, stream):
         KeyFile.open_or_create(stream.key.path())
-    _refuse_lost_ledger(config, stream)
     handle = StreamHandle(stream)
     try:
+        handle.positions()  # what is sealed under another key could never be released
         topic = _closings_topic(config, partitions.events)
         closed = closed_through(handle, topic)
         if closed and not options.evertally_closings:
@@ -191,14 +191,15 @@ def _closings_topic(config: WorkerConfig, partitions: int) -> ClosingsTopic:
     )
 
 
-def _refuse_lost_ledger(config: WorkerConfig, stream: StreamRef) -> None:
+def _begun(config: WorkerConfig, stream: StreamRef) -> bool:
+    """Whether the ledger knows the stream. Raises IntegrityError where it does not and the topics do."""
     store = stream.ledger.open()
     try:
         known = store.find_stream(config.spec.name) is not None
     finally:
         store.close()
     if known:
-        return
+        return True
     reader = config.broker.reader()
     try:
         with translated():
@@ -211,6 +212,7 @@ def _refuse_lost_ledger(config: WorkerConfig, stream: StreamRef) -> None:
             f"the topics hold closings or releases of {config.spec.name!r}, but the ledger does not know it: "
             "was the ledger replaced? Starting anew would count without its history"
         )
+    return False
 
 
 def _group(config: WorkerConfig) -> str:

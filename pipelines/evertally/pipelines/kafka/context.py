@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NoReturn
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream
@@ -15,6 +13,7 @@ from evertally.pipelines.kafka.sealed_records import StreamSealer
 from evertally.pipelines.kafka.topics import Partitions
 from evertally.pipelines.kafka.worker_metrics import WorkerMetrics
 from evertally.pipelines.keyfile import KeyFile
+from evertally.pipelines.releaser import stored_positions
 
 __all__ = ["StreamContext", "open_new_incarnation"]
 
@@ -49,8 +48,9 @@ class StreamContext:
         """Open the stream, or create it with its one charge at the very first start.
 
         Raises:
-            InvalidParameter: a first start without saying where to begin; a changed parameter.
-            IntegrityError: the topics know the stream and the ledger does not.
+            InvalidParameter: a first start without saying where to begin; a changed parameter; the key file
+                of a stream that has begun is not there.
+            IntegrityError: the topics know the stream and the ledger does not; another stream's key file.
             BudgetExceeded: the scope does not admit the charge.
         """
         store = open_ledger(config.ledger, key_file=config.chain_key_file)
@@ -66,9 +66,12 @@ class StreamContext:
             if opened is None:
                 opened = _create(config, store)
             config.spec.require_same(opened)
+            key_file = KeyFile.open(config.key_file)
+            for shard in range(opened.shards):  # what is sealed under another key could never be released
+                stored_positions(store, opened, key_file, shard)
             if config.select is not None:  # a later start repeats the request and pays nothing
                 store.charge(config.select.charge(config.spec, opened.incarnation))
-            return cls(config, store, KeyFile.open_or_create(config.key_file), opened, partitions)
+            return cls(config, store, key_file, opened, partitions)
         except BaseException:
             store.close()
             raise
@@ -105,8 +108,7 @@ class StreamContext:
 
 def _create(config: WorkerConfig, store: LedgerStore) -> OpenedStream:
     """Workers that start together pay once: the second one's request is a retry of the first."""
-    if not os.path.exists(config.key_file):
-        KeyFile.open_or_create(Path(config.key_file))
+    KeyFile.open_or_create(config.key_file)
     store.create_scope(config.spec.scope)
     charge = replace(config.spec.charge(), idempotency_key=f"first-{config.spec.name}")
     return store.open_stream(config.spec.record(), charge)
@@ -121,6 +123,7 @@ def open_new_incarnation(config: WorkerConfig) -> int:
     try:
         if store.find_stream(config.spec.name) is None:
             raise InvalidParameter("stream.name", config.spec.name, "a stream that has begun")
+        KeyFile.open_or_create(config.key_file)  # a lost key file is a reason for a new incarnation
         return store.open_stream(config.spec.record(), config.spec.charge()).incarnation
     finally:
         store.close()
