@@ -79,7 +79,8 @@ BAD = [
     (b'{"k": "a", "v": 1', Reason.MALFORMED),
     (b'{"k": "a", "v": 1} {}', Reason.MALFORMED),
     (b"[" * 100_000, Reason.MALFORMED),
-    (b'{"k": "a", "v": ' + b"9" * 10_000 + b"}", Reason.MALFORMED),
+    (b'{"k": "a", "v": ' + b"9" * 10_000 + b"}", Reason.VALUE_TOO_LARGE),
+    (b'{"v": 1, "k": ' + b"9" * 10_000 + b"}", Reason.KEY_WRONG_TYPE),
     (b"{" + b" " * (1 << 20) + b"}", Reason.LINE_TOO_LONG),
     (None, Reason.RECORD_EMPTY),
     (b'{"v": 1}', Reason.KEY_MISSING),
@@ -99,6 +100,15 @@ BAD = [
     (b'{"k": "a", "v": 1e400}', Reason.VALUE_TOO_LARGE),
     (b'{"k": "a", "v": 99999999999999999999999}', Reason.VALUE_TOO_LARGE),
 ]
+
+
+@pytest.mark.parametrize("value", ["2", "null", "NaN", "1e999999", "9" * 5000, "-" + "9" * 100_000])
+def test_no_value_takes_its_event_away_where_values_are_replaced(value: str) -> None:
+    """Adjacency "replace-value": without its place, the unit's other events would count in its stead."""
+    reader = make_reader(adjacency="replace-value")
+    keys, amounts, _ = read(reader, GOOD, f'{{"k": "b", "v": {value}}}'.encode())
+    assert keys == [0, 1]
+    assert amounts == [125, 200 if value == "2" else 0]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from evertally.pipelines.raw_records import Field, Mark
 __all__ = ["Number", "decode_json", "numbers", "object_or_reason", "objects_of_lines", "scan", "texts"]
 
 _RECORD_BYTES_MAX: Final = 1 << 20
+_INTEGER_DIGITS_MAX: Final = 1000
 
 
 class Number(str):
@@ -24,7 +25,13 @@ class Number(str):
     __slots__ = ()
 
 
+def _integer(digits: str) -> int | Number:
+    """An integer; as its text where it is longer than Python would read."""
+    return int(digits) if len(digits) <= _INTEGER_DIGITS_MAX else Number(digits)
+
+
 _DECODER: Final = json.JSONDecoder(parse_float=Number, parse_constant=Number)
+_ANY_LENGTH: Final = json.JSONDecoder(parse_float=Number, parse_int=_integer, parse_constant=Number)
 scan: Final[Callable[[str, int], tuple[Any, int]]] = _DECODER.scan_once  # type: ignore[attr-defined]  # typeshed leaves it out
 """The value that begins at an index, and where it ends."""
 
@@ -66,12 +73,16 @@ def object_or_reason(text: bytes, longest: int) -> dict[str, Any] | Reason:
     if len(text) > longest:
         return Reason.LINE_TOO_LONG
     try:
-        item = _DECODER.decode(text.decode())
+        line = text.decode()
     except UnicodeDecodeError:
         return Reason.NOT_UTF8
-    except (ValueError, RecursionError):  # deep nesting and integers of thousands of digits included
-        return Reason.MALFORMED
-    return item if isinstance(item, dict) else Reason.MALFORMED
+    for decoder in (_DECODER, _ANY_LENGTH):  # the first is faster, and has a limit of its own on digits
+        try:
+            item = decoder.decode(line)
+        except (ValueError, RecursionError):  # deep nesting included
+            continue
+        return item if isinstance(item, dict) else Reason.MALFORMED
+    return Reason.MALFORMED
 
 
 def objects_of_lines(lines: Iterable[str]) -> list[dict[str, Any]] | None:
