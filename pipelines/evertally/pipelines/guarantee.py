@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING, Context, Decimal
+
 from evertally.pipelines.releases import StreamHeader
 
-__all__ = ["guarantee_sentence"]
+__all__ = ["guarantee_sentence", "six_digits"]
 
 _CHANGES = {
     "add-remove": "adding or removing {unit}",
@@ -18,19 +20,32 @@ def guarantee_sentence(header: StreamHeader) -> str:
     change = _CHANGES[header.adjacency].format(unit=_unit(header))
     stated = (
         f"Guarantee: {change} changes what is published over all keys and all ticks together, for ever "
-        f"(ticks up to {header.slack_horizon}), by at most epsilon = {header.epsilon:.6g} at "
-        f"delta = {header.delta:.6g}: one Gaussian mechanism of mu = {header.mu:.6g}, {header.mechanism}, "
+        f"(ticks up to {header.slack_horizon}), by at most {_pair(header.epsilon, header.delta)}: one "
+        f"Gaussian mechanism of mu = {six_digits(header.mu)}, {header.mechanism}, "
         f"noise sigma = {header.sigma:.6g}; privacy unit: {header.unit}, adjacency: {header.adjacency}."
     )
     selection = header.selection
     if selection is None:
         return stated
     return (
-        f"{stated} Which keys are shown is selected from the data, at a charge of its own: epsilon = "
-        f"{selection.epsilon:.6g} at delta = {header.delta:.6g} (mu = {selection.mu:.6g}). Selection and "
-        f"totals together: epsilon = {selection.together_epsilon:.6g} at delta = {header.delta:.6g} "
-        f"(mu = {selection.together_mu:.6g}), the root of the sum of squares."
+        f"{stated} Which keys are shown is selected from the data, at a charge of its own: "
+        f"{_pair(selection.epsilon, header.delta)} (mu = {six_digits(selection.mu)}). Selection and totals "
+        f"together: {_pair(selection.together_epsilon, header.delta)} (mu = "
+        f"{six_digits(selection.together_mu)}), the root of the sum of squares."
     )
+
+
+def _pair(epsilon: float, delta: float) -> str:
+    return f"epsilon = {six_digits(epsilon)} at delta = {six_digits(delta)}"
+
+
+def six_digits(value: float, rounding: str = ROUND_CEILING) -> str:
+    """A number to six significant digits; an upper bound is rounded up, or it would be none.
+
+    >>> six_digits(0.23669271), six_digits(1.0), six_digits(1e-06)
+    ('0.236693', '1', '1e-06')
+    """
+    return f"{float(Context(prec=6, rounding=rounding).plus(Decimal(repr(float(value))))):.6g}"
 
 
 def _unit(header: StreamHeader) -> str:

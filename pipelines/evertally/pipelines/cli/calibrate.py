@@ -33,8 +33,8 @@ def calibrate(
 ) -> None:
     """Find the least noise multiplier (sigma over the clip norm) that gives epsilon (nats) at delta.
 
-    The value printed was evaluated and meets the target; the certified lower bound is a noise multiplier
-    that no accountant can bring under it.
+    The value was evaluated and meets the target, and is printed rounded up; the certified lower bound is a
+    noise multiplier that no accountant can bring under it.
     """
     begin(as_json=as_json, log_format=log_format)
     from evertally.accountants import account, calibrate_noise_multiplier
