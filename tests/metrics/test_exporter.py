@@ -88,7 +88,9 @@ def test_the_public_plane_shows_exactly_what_is_published(tmp_path: Path) -> Non
 
 def test_a_first_window_is_the_total_itself(tmp_path: Path) -> None:
     store, key_file = opened(tmp_path)
-    stream = Stream(store, key_file, spec("gates", ("north",)))
+    stream = Stream(
+        store, key_file, spec("gates", ("north",), mu=0.8)
+    )  # little noise, so that rounding shows
     stream.release([[1]] * 4)
     with exporting(tmp_path / "ledger.db") as exporter:
         assert "evertally_window_events{" not in scrape(exporter)
@@ -97,6 +99,11 @@ def test_a_first_window_is_the_total_itself(tmp_path: Path) -> None:
         found = samples(scrape(exporter))
     window = 'evertally_window_events{key="north",stream="gates",window="5m"}'
     assert found[window] == found['evertally_released_events{key="north",stream="gates"}']
+    errors = (
+        found[series.replace("events{", "events_stderr{")]
+        for series in (window, 'evertally_released_events{key="north",stream="gates"}')
+    )
+    assert next(errors) == pytest.approx(next(errors), rel=1e-5), "it was rounded once, not twice"
     store.close()
 
 

@@ -44,7 +44,7 @@ _TICK: Final = (
     " WHERE incarnation_pk = ? AND t = ? AND shard = ? ORDER BY key_index"
 )
 _GRID_UNITS: Final = 2.0**30
-_TWO_ROUNDINGS: Final = 1.0 / 6.0
+_ROUNDING: Final = 1.0 / 12.0
 _UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -165,7 +165,8 @@ class LedgerReader:
                 _LOG.warning("no window counts of mechanism %s: %s", facts.mechanism, error)
                 continue
             sigma = _GRID_UNITS / facts.q
-            error_s = math.sqrt(sigma * sigma * power + _TWO_ROUNDINGS)
+            rounded = 1 if t == width else 2  # before the first tick stands an exact 0
+            error_s = math.sqrt(sigma * sigma * power + rounded * _ROUNDING)
             yield name, None if t == width else _tick(rows, pk, shard, t - width), error_s
 
 
