@@ -87,3 +87,15 @@ def test_a_key_file_that_others_can_read_is_refused_before_the_charge(config: Wo
     ledger = open_ledger(config.ledger)
     assert ledger.find_stream("visits") is None
     ledger.close()
+
+
+@pytest.mark.slow
+def test_the_longest_name_can_be_paid_for(tmp_path: Path) -> None:
+    """`check-config` admits it; the names of its charges, which are made of it, have a limit of their own."""
+    path = tmp_path / "worker.toml"
+    select = "[select]\nslots = 2\nthreshold = 3000\nmu = 0.2\n[privacy]"
+    path.write_text(WORKER.replace("visits", "v" * 128).replace("[privacy]", select))
+    for rows in (2, 2):  # stream and selection, once
+        context = begin(load_worker_config(path, {}))
+        assert context.store.scope_status("all").rows == rows
+        context.store.close()

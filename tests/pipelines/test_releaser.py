@@ -252,6 +252,30 @@ def test_a_stream_pays_once_however_often_it_is_opened(store: LedgerStore, keyfi
     assert len(store.charges("people")) <= 2
 
 
+def test_two_who_begin_a_stream_at_once_pay_once(
+    store: LedgerStore, keyfile: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = Scope("people", "event", "add-remove", "9", "1e-6")  # room for two
+    first = new(store, keyfile, scope=scope, mu=0.2)
+    monkeypatch.setattr(store, "find_stream", lambda *_: None)  # the other one looked before the first opened
+    second = new(store, keyfile, scope=scope, mu=0.2)
+    assert (first.incarnation, second.incarnation) == (1, 1)
+    assert store.scope_status("people").rows == 1
+    second.release(block(1, 3))
+    with pytest.raises(Fenced):
+        first.release(block(1, 3))
+
+
+@pytest.mark.parametrize("length", [122, 123, 128])
+def test_a_long_name_can_be_paid_for(store: LedgerStore, keyfile: KeyFile, length: int) -> None:
+    long = spec(name="n" * length)
+    assert Releaser.open(store, long, keyfile, holder="test").next_tick == 1
+    assert (
+        long.first_charge()
+        != spec(name="n" * length + "m" if length < 128 else "n" * 127 + "m").first_charge()
+    )
+
+
 def test_shards_release_their_own_keys(store: LedgerStore, keyfile: KeyFile) -> None:
     wide = spec(keys=("a", "b", "c"), shards=2)
     data = np.arange(12).reshape(4, 3)

@@ -106,7 +106,8 @@ class Releaser:
         store.create_scope(spec.scope)
         opened = None if new_incarnation else store.find_stream(spec.name)
         if opened is None:
-            opened = store.open_stream(spec.record(), spec.charge())
+            charge = spec.charge() if new_incarnation else spec.first_charge()
+            opened = store.open_stream(spec.record(), charge)
         spec.require_same(opened)
         return cls(store, spec, opened, keyfile, shard, holder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -22,11 +23,12 @@ from evertally.pipelines.releases import StreamHeader
 from evertally.pipelines.ticks import FIRST_MS, LAST_MS
 from evertally.validation import integer, one_of, positive_integer, positive_real
 
-__all__ = ["CLOSING_RULES", "StreamSpec", "header_of"]
+__all__ = ["CLOSING_RULES", "StreamSpec", "header_of", "retry_key"]
 
 _PARAMETERS: Final = tuple(item.name for item in fields(CounterParameters) if item.name != "keys")
 CLOSING_RULES: Final = ("file", "arrival", "event-time")
 _DESCRIPTOR_VERSION: Final = 2
+_KEY_LENGTH_MAX: Final = 128  # of a name in the ledger
 _SINCE_2: Final = ("unit_field", "timezone", "other", "version")
 
 
@@ -144,6 +146,10 @@ class StreamSpec:
             line=CounterLine(self._fitted),
         )
 
+    def first_charge(self) -> ChargeRequest:
+        """The charge of the first incarnation: processes that begin the stream together pay it once."""
+        return replace(self.charge(), idempotency_key=retry_key("first", self.name))
+
     def changes(self, opened: OpenedStream) -> tuple[str, ...]:
         """Names of the parameters in which an opened incarnation differs; each change needs a new one."""
         mine: dict[str, object] = {**self._descriptor(), "keys": list(self.keys), "shards": self.shards}
@@ -206,6 +212,14 @@ class StreamSpec:
             "per_tick": p.per_tick,
             "slack_horizon": p.slack_horizon,
         }
+
+
+def retry_key(purpose: str, stream: str, *more: str) -> str:
+    """An idempotency key for a charge of a stream; a name that would make it too long stands as its hash."""
+    key = "-".join((purpose, stream, *more))
+    if len(key) <= _KEY_LENGTH_MAX:
+        return key
+    return "-".join((purpose, hashlib.sha256(stream.encode()).hexdigest(), *more))
 
 
 def header_of(opened: OpenedStream, scope: Scope) -> StreamHeader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TypeVar, cast
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream
@@ -250,7 +250,7 @@ def opened(ref: _Ref[H_co]) -> H_co:
 def _begin(store: LedgerStore, spec: StreamSpec) -> OpenedStream:
     """Workers that start together pay once: the second one's request is a retry of the first."""
     store.create_scope(spec.scope)
-    return store.open_stream(spec.record(), replace(spec.charge(), idempotency_key=f"first-{spec.name}"))
+    return store.open_stream(spec.record(), spec.first_charge())
 
 
 _HANDLES: Final[PerProcess[Hashable, Handle]] = PerProcess()

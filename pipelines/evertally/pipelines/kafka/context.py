@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream
@@ -110,8 +110,7 @@ def _create(config: WorkerConfig, store: LedgerStore) -> OpenedStream:
     """Workers that start together pay once: the second one's request is a retry of the first."""
     KeyFile.open_or_create(config.key_file)
     store.create_scope(config.spec.scope)
-    charge = replace(config.spec.charge(), idempotency_key=f"first-{config.spec.name}")
-    return store.open_stream(config.spec.record(), charge)
+    return store.open_stream(config.spec.record(), config.spec.first_charge())
 
 
 def open_new_incarnation(config: WorkerConfig) -> int:

@@ -23,7 +23,7 @@ from evertally.counters.mechanisms import parse_mechanism
 from evertally.errors import InvalidParameter, StorageFull
 from evertally.pipelines.keyfile import KeyFile
 from evertally.pipelines.releases import SelectionLoss
-from evertally.pipelines.stream_spec import StreamSpec
+from evertally.pipelines.stream_spec import StreamSpec, retry_key
 from evertally.validation import positive_integer, positive_real
 
 __all__ = ["EVENTS_ONLY", "Candidate", "KeySelector", "SelectionSpec", "slot_names"]
@@ -74,7 +74,7 @@ class SelectionSpec:
             unit=spec.scope.unit,
             adjacency=spec.scope.adjacency,
             line=line,
-            idempotency_key=f"select-{spec.name}-{incarnation}",
+            idempotency_key=retry_key("select", spec.name, str(incarnation)),
         )
 
     def require_room(self, spec: StreamSpec) -> None:
