@@ -119,14 +119,14 @@ class RecordingProducer:
 class NoBindings:
     """No key is selected yet."""
 
-    def __init__(self, *_: object) -> None:
-        self.slots: dict[str, str] = {}
+    def __init__(self, *_: object, slots: tuple[str, ...]) -> None:
+        self.slots = dict.fromkeys(slots)
 
     def refresh(self) -> bool:
         return False
 
-    def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        return keys
+    def names(self, keys: tuple[str, ...]) -> tuple[str | None, ...]:
+        return tuple(self.slots.get(key, key) for key in keys)
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from played_stage import NOTHING, Played, records
+from played_stage import CONFIG, NOTHING, Played, records
 
 from evertally.errors import ServiceUnavailable
 from evertally.pipelines.kafka.member import Polled
@@ -68,3 +68,35 @@ def test_commits_that_fail_for_ever_are_a_stall(played: Played) -> None:
                 played.turns(Polled((), (), {0: records(0, A)}))
         else:
             played.turns(Polled((), (), {0: records(0, A)}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closing", ["", 'closing = "event-time"\nskew_s = 10'])
+def test_a_horizon_that_is_extended_while_it_runs_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: str
+) -> None:
+    """Else what comes in ticks that are paid for would be dead letters until the next start."""
+    text = CONFIG.replace("delta = 1e-6", "delta = 1e-6\nmu = 0.1\nslack_horizon = 2")
+    text = text.replace("epsilon = 1.0\n", "").replace(
+        "[state]", '[budget]\nscope = "all"\nepsilon_cap = 4\n[state]'
+    )
+    text = text.replace("tick_s = 10", f"tick_s = 10\n{closing}")
+    if closing:
+        text = text.replace('key = "k"', 'key = "k"\ntimestamp = "at"')
+    played = Played(tmp_path, monkeypatch, text)
+
+    def event(after_s: int) -> bytes:
+        return b'{"k": "a", "at": %d}' % (1_767_225_600_000 + 1000 * after_s)
+
+    played.turns(Polled((), (0, 1), {}), Polled((), (), {0: records(0, event(1))}))
+    played.context.store.extend_horizon("s", 1, 4)
+    played.clock.ms += 21_000  # in tick 3
+    played.turns(Polled((), (), {0: records(1, event(21))}))
+    if closing:
+        played.turns(Polled((), (), {0: records(2, event(31))}))  # in tick 4, within the skew
+    played.clock.ms += 21_000  # in tick 5, which nobody has paid for
+    played.turns(Polled((), (), {1: records(0, event(42))}))
+    played.stage.drain()
+    assert played.counted() == {0: 3 if closing else 2}
+    assert played.letters() == [(1, 0)]
+    played.context.store.close()

@@ -7,6 +7,7 @@ committed is read again by whoever owns the partition next.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -36,6 +37,7 @@ __all__ = ["AggregateStage"]
 _LOG: Final = logging.getLogger(__name__)
 _POLL_MS: Final = 100
 _POLL_RECORDS: Final = 4000
+_ASK_AGAIN_S: Final = 1.0
 _ROWS_MAX: Final = 100_000
 _UNIT_ROW_BYTES: Final = 48  # twice what an event takes in a piece
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
@@ -64,6 +66,8 @@ class AggregateStage:
                 slots=slot_names(config.select.slots),
             )
         )
+        self._paid = config.spec.paid_horizon(context.opened)
+        self._asked_at = -math.inf
         self._reader = self._make_reader()
         self._candidate_sealer: Final = context.sealer(config.topics.candidates)
         self._candidates: dict[int, _CandidateTally] = {}
@@ -102,6 +106,7 @@ class AggregateStage:
             self._forget_letters(polled.gone)
         self._unsettled |= set(polled.came)
         now_ms = self._clock.now_ms()
+        self._take_up_horizon(now_ms)
         for partition, records in polled.records.items():
             self._read(partition, records, now_ms)
         if self._unsettled:
@@ -243,8 +248,20 @@ class AggregateStage:
         names = None if self._bindings is None else self._bindings.names(config.spec.keys)
         return EventReader(
             *(config.spec, config.source, config.rule, config.other, self._number_unit, names),
-            paid_horizon=config.spec.paid_horizon(self._context.opened),
+            paid_horizon=self._paid,
         )
+
+    def _take_up_horizon(self, now_ms: int) -> None:
+        """Where ticks come that were not paid for, ask the ledger whether they are by now."""
+        latest = self._config.rule.latest_tick(now_ms)
+        if latest <= self._paid or time.monotonic() - self._asked_at < _ASK_AGAIN_S:
+            return
+        opened = self._context.opened
+        found = self._context.store.find_stream(opened.name, opened.incarnation)
+        self._asked_at = time.monotonic()
+        if found is not None and self._config.spec.paid_horizon(found) > self._paid:
+            self._paid = self._config.spec.paid_horizon(found)
+            self._reader = self._make_reader()
 
     def _dirty(self) -> bool:
         return any(tally.dirty() for tally in self._tallies.values())

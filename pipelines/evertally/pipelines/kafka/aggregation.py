@@ -60,6 +60,10 @@ class TickRule:
         """When the next tick closes."""
         return self.start_ms + (self.closed_through(now_ms) + 1) * self.tick_ms + self.lateness_ms
 
+    def latest_tick(self, now_ms: int) -> int:
+        """Last tick that an event which comes now may have; less than 1 before the stream starts."""
+        return (now_ms + (self.skew_ms or 0) - self.start_ms) // self.tick_ms + 1
+
     def ticks(self, time_ms: IntArray) -> IntArray:
         """Tick of each time stamp."""
         ticks: IntArray = (time_ms - self.start_ms) // self.tick_ms + 1
