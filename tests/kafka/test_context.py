@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.cli.check_config import check_config
 from evertally.pipelines.closings import ClosingBlock
 from evertally.pipelines.kafka.config import WorkerConfig, load_worker_config
 from evertally.pipelines.kafka.context import StreamContext, open_new_incarnation
@@ -99,3 +101,14 @@ def test_the_longest_name_can_be_paid_for(tmp_path: Path) -> None:
         context = begin(load_worker_config(path, {}))
         assert context.store.scope_status("all").rows == rows
         context.store.close()
+
+
+@pytest.mark.slow
+def test_check_config_finds_a_chain_key_that_lies_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "worker.toml"
+    path.write_text(WORKER.replace('key_file = "key"', 'key_file = "key"\nchain_key_file = "chain"'))
+    begin(load_worker_config(path, {})).store.close()
+    check_config(path, str(tmp_path / "ledger"), as_json=True)
+    assert "continues incarnation 1" in json.loads(capsys.readouterr().out)["against"]

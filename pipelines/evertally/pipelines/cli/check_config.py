@@ -22,8 +22,12 @@ __all__ = ["check_config"]
 def check_config(
     config: Annotated[Path, typer.Option("--config", "-c", help="TOML file that declares a stream.")],
     against: Annotated[
-        Path | None,
-        typer.Option("--against", help="State file: say whether this configuration continues its stream."),
+        str | None,
+        typer.Option(
+            "--against",
+            help="State file, or a worker's postgresql:// address: say whether this configuration continues "
+            "its stream.",
+        ),
     ] = None,
     as_json: AsJson = False,
     log_format: Logs = LogFormat.TEXT,
@@ -38,6 +42,7 @@ def check_config(
     from evertally.pipelines.local.runner import check_source
 
     declared: RunConfig | WorkerConfig
+    chain_key: Path | None = None  # a run's lies beside its state file
     tables = _tables(config)
     if "run" in tables and "stream" not in tables:
         raise InvalidParameter(
@@ -47,13 +52,13 @@ def check_config(
         from evertally.pipelines.kafka.config import load_worker_config
 
         declared = live = load_worker_config(config)
-        header, ticks = live.header(1), None
+        header, ticks, chain_key = live.header(1), None, live.chain_key_file
     else:
         declared = bounded = load_config(config)
         check_source(bounded)
         header, ticks = bounded.spec.header(1), bounded.ticks.ticks
     _check_key_file(declared.key_file)
-    verdict = "" if against is None else _compare(declared, against)
+    verdict = "" if against is None else _compare(declared, against, chain_key)
     fields: dict[str, Any] = {
         "ok": True,
         "stream": header.stream,
@@ -89,11 +94,11 @@ def _check_key_file(path: Path) -> None:
         KeyFile.open(path)
 
 
-def _compare(declared: RunConfig | WorkerConfig, state: Path) -> str:
+def _compare(declared: RunConfig | WorkerConfig, state: str, chain_key: Path | None) -> str:
     """Whether the state's stream would be continued. Raises InvalidParameter where it would not."""
     from evertally.accountants.budget.opening import open_ledger
 
-    store = open_ledger(state, create=False)
+    store = open_ledger(state, key_file=chain_key, create=False)
     try:
         opened = store.find_stream(declared.spec.name)
         if opened is None:
