@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from importlib.resources import files
 from pathlib import Path
 
@@ -133,6 +134,23 @@ def test_a_full_disk_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(StorageFull, match="ENOSPC"):
             sink.append([release(1).encode()])
+
+
+def test_a_disk_that_fills_up_within_a_row_is_said_so(tmp_path: Path) -> None:
+    """Closing the file tries its last bytes again; that error must not stand in the first one's place."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    rows = [release(t).encode() for t in range(1, 500)]
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(StorageFull, match="EFBIG"), FileSink(tmp_path / "r", HEADER.encode()) as sink:
+            sink.rewind(0)
+            sink.append(rows)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with FileSink(tmp_path / "r", HEADER.encode()) as sink:
+        sink.rewind(0)
+        sink.append(rows)
+    assert (tmp_path / "r").read_bytes() == HEADER.encode() + b"".join(rows)
 
 
 def test_files_that_are_no_releases_are_refused(tmp_path: Path) -> None:

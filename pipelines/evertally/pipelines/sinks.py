@@ -130,7 +130,8 @@ class FileSink:
 
     def close(self) -> None:
         """Close the file; what was appended is durable already."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of rows that could not be written: `append` has said so
+            self._file.close()
 
     def _begins_like_ours(self, size: int) -> bool:
         """Whether an unmarked file holds a beginning of this stream's header or more: a run killed early."""
