@@ -21,7 +21,7 @@ from evertally.accountants.budget.scopes import Scope
 from evertally.accountants.gaussian import gaussian_delta
 from evertally.errors import BudgetExceeded, InvalidParameter
 from evertally.pipelines.events import ValueRule
-from evertally.pipelines.guarantee import guarantee_sentence, six_digits
+from evertally.pipelines.guarantee import guarantee_sentence, rounded_up
 from evertally.pipelines.kafka.aggregation import TickRule
 from evertally.pipelines.kafka.broker import TopicPartition
 from evertally.pipelines.kafka.candidates import Bindings, key_record
@@ -227,7 +227,7 @@ def test_selection_and_totals_are_stated_alone_and_together() -> None:
     assert StreamHeader.decode(stated.encode()) == stated
     text = guarantee_sentence(stated)
     for figure in (stated.epsilon, selection.epsilon, selection.together_epsilon):
-        assert six_digits(figure) in text
+        assert rounded_up(figure) in text
     schema = json.loads((resources.files("evertally.pipelines") / "schemas/release.schema.json").read_text())
     jsonschema_rs.validator_for(schema).validate(json.loads(stated.encode()))
     assert b"selection" not in spec.header(1).encode()

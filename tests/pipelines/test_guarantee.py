@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import replace
-from decimal import ROUND_FLOOR
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from evertally.accountants.bound import Bound
 from evertally.accountants.budget.scopes import Scope
 from evertally.pipelines.cli.mechanism import rendered
-from evertally.pipelines.guarantee import guarantee_sentence, six_digits
+from evertally.pipelines.guarantee import guarantee_sentence, rounded_down, rounded_up
 from evertally.pipelines.releases import SelectionLoss, StreamHeader
 from evertally.pipelines.stream_spec import StreamSpec
 
@@ -29,8 +28,8 @@ def header_of_any() -> StreamHeader:
 
 @pytest.mark.slow
 @given(LOSSES)
-def test_six_digits_never_flatter(value: float) -> None:
-    up, down = float(six_digits(value)), float(six_digits(value, ROUND_FLOOR))
+def test_rounded_up_never_flatter(value: float) -> None:
+    up, down = float(rounded_up(value)), float(rounded_down(value))
     assert down <= value <= up
     assert up - down <= value * 1.1e-5
 

@@ -140,16 +140,19 @@ def test_a_disk_that_fills_up_within_a_row_is_said_so(tmp_path: Path) -> None:
     """Closing the file tries its last bytes again; that error must not stand in the first one's place."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     rows = [release(t).encode() for t in range(1, 500)]
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        with pytest.raises(StorageFull, match="EFBIG"), FileSink(tmp_path / "r", HEADER.encode()) as sink:
+
+    def write() -> None:
+        with FileSink(tmp_path / "r", HEADER.encode()) as sink:
             sink.rewind(0)
             sink.append(rows)
+
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(StorageFull, match="EFBIG"):
+            write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with FileSink(tmp_path / "r", HEADER.encode()) as sink:
-        sink.rewind(0)
-        sink.append(rows)
+    write()
     assert (tmp_path / "r").read_bytes() == HEADER.encode() + b"".join(rows)
 
 

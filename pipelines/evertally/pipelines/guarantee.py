@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from evertally.pipelines.releases import StreamHeader
 
-__all__ = ["guarantee_sentence", "six_digits"]
+__all__ = ["guarantee_sentence", "rounded_down", "rounded_up"]
 
 _CHANGES = {
     "add-remove": "adding or removing {unit}",
@@ -21,7 +21,7 @@ def guarantee_sentence(header: StreamHeader) -> str:
     stated = (
         f"Guarantee: {change} changes what is published over all keys and all ticks together, for ever "
         f"(ticks up to {header.slack_horizon}), by at most {_pair(header.epsilon, header.delta)}: one "
-        f"Gaussian mechanism of mu = {six_digits(header.mu)}, {header.mechanism}, "
+        f"Gaussian mechanism of mu = {rounded_up(header.mu)}, {header.mechanism}, "
         f"noise sigma = {header.sigma:.6g}; privacy unit: {header.unit}, adjacency: {header.adjacency}."
     )
     selection = header.selection
@@ -29,23 +29,37 @@ def guarantee_sentence(header: StreamHeader) -> str:
         return stated
     return (
         f"{stated} Which keys are shown is selected from the data, at a charge of its own: "
-        f"{_pair(selection.epsilon, header.delta)} (mu = {six_digits(selection.mu)}). Selection and totals "
+        f"{_pair(selection.epsilon, header.delta)} (mu = {rounded_up(selection.mu)}). Selection and totals "
         f"together: {_pair(selection.together_epsilon, header.delta)} (mu = "
-        f"{six_digits(selection.together_mu)}), the root of the sum of squares."
+        f"{rounded_up(selection.together_mu)}), the root of the sum of squares."
     )
 
 
 def _pair(epsilon: float, delta: float) -> str:
-    return f"epsilon = {six_digits(epsilon)} at delta = {six_digits(delta)}"
+    return f"epsilon = {rounded_up(epsilon)} at delta = {rounded_up(delta)}"
 
 
-def six_digits(value: float, rounding: str = ROUND_CEILING) -> str:
-    """A number to six significant digits; an upper bound is rounded up, or it would be none.
+def rounded_up(value: float, digits: int = 6) -> str:
+    """An upper bound in so many significant digits: to the nearest one it would often be none.
 
-    >>> six_digits(0.23669271), six_digits(1.0), six_digits(1e-06)
+    >>> rounded_up(0.23669211), rounded_up(1.0), rounded_up(1e-06)
     ('0.236693', '1', '1e-06')
     """
-    return f"{float(Context(prec=6, rounding=rounding).plus(Decimal(repr(float(value))))):.6g}"
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def rounded_down(value: float, digits: int = 6) -> str:
+    """A lower bound in so many significant digits.
+
+    >>> rounded_down(0.5265279)
+    '0.526527'
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    exact = Decimal(repr(float(value)))  # the shortest text: 0.1 is a tenth
+    return f"{float(Context(prec=digits, rounding=rounding).plus(exact)):.{digits}g}"
 
 
 def _unit(header: StreamHeader) -> str:

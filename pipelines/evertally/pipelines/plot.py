@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evertally.errors import InvalidParameter, StorageFull
+from evertally.pipelines.guarantee import rounded_up
 from evertally.pipelines.known_end import known_end_stderr
 from evertally.pipelines.releases import Release, StreamHeader
 
@@ -109,8 +110,8 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
     _draw_errors(errors, table)
     header = table.header
     figure.suptitle(
-        f"{_plain(header.stream)}: epsilon = {header.epsilon:.3g} at delta = {header.delta:.3g}, "
-        f"once and for ever (mu = {header.mu:.3g}, {header.mechanism}, unit: {header.unit})",
+        f"{_plain(header.stream)}: epsilon = {rounded_up(header.epsilon, 3)} at "
+        f"delta = {rounded_up(header.delta, 3)}, once and for ever (mu = {rounded_up(header.mu, 3)}, {header.mechanism}, unit: {header.unit})",
         fontsize=14,
         color=_INK,
     )

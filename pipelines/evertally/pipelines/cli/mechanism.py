@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-from decimal import ROUND_FLOOR
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from evertally.errors import InvalidParameter
-from evertally.pipelines.guarantee import six_digits
+from evertally.pipelines.guarantee import rounded_down, rounded_up
 
 if TYPE_CHECKING:
     from evertally.accountants import Bound
@@ -194,10 +193,10 @@ def rendered(title: str, unit: str, bound: Bound, each: dict[Source, float], sho
     table.add_column("bound")
     table.add_column(f"{shown} ({unit})", justify="right")
     for source, value in each.items():
-        table.add_row(source, six_digits(value), style="bold" if source == bound.source else None)
+        table.add_row(source, rounded_up(value), style="bold" if source == bound.source else None)
     table.add_section()
-    table.add_row("published (upper bound)", six_digits(bound.value))
-    table.add_row(f"certified lower bound, {bound.lower_scope}", six_digits(bound.lower, ROUND_FLOOR))
+    table.add_row("published (upper bound)", rounded_up(bound.value))
+    table.add_row(f"certified lower bound, {bound.lower_scope}", rounded_down(bound.lower))
     console = Console(width=None if Console().is_terminal else 100, highlight=False)
     with console.capture() as capture:
         console.print(table)

@@ -13,6 +13,7 @@ import torch
 
 from evertally.accountants.bound import Bound
 from evertally.errors import IntegrityError, InvalidParameter
+from evertally.pipelines.guarantee import rounded_down, rounded_up
 from evertally.pipelines.training.checkpoint import write_durably
 from evertally.pipelines.training.config import TrainConfig
 from evertally.pipelines.training.examples_files import FILE_FORMATS, FileExamples
@@ -70,8 +71,9 @@ class RunReport:
         """The report for a terminal."""
         lines = [
             f"{self.run}: {self.steps} steps, {self.strategy}, {self.participation}",
-            f"guarantee: epsilon {self.epsilon:.6g} at delta {self.delta:g} for adding or removing one "
-            f"{self.unit}, by {self.source} (certified lower bound {self.lower:.6g}, gap {self.gap:.3g})",
+            f"guarantee: epsilon {rounded_up(self.epsilon)} at delta {rounded_up(self.delta)} for adding or "
+            f"removing one {self.unit}, by {self.source} (certified lower bound {rounded_down(self.lower)}, "
+            f"gap {self.gap:.3g})",
             f"noise multiplier {self.noise_multiplier:.6g} at clip norm {self.clip:g}; sums divided by "
             f"{self.divisor:g}; paid by scope {self.scope}",
             f"quality on public data: {self.accuracy}",
