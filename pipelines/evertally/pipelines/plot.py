@@ -111,7 +111,8 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
     header = table.header
     figure.suptitle(
         f"{_plain(header.stream)}: epsilon = {rounded_up(header.epsilon, 3)} at "
-        f"delta = {rounded_up(header.delta, 3)}, once and for ever (mu = {rounded_up(header.mu, 3)}, {header.mechanism}, unit: {header.unit})",
+        f"delta = {rounded_up(header.delta, 3)}, once and for ever "
+        f"(mu = {rounded_up(header.mu, 3)}, {header.mechanism}, unit: {header.unit})",
         fontsize=14,
         color=_INK,
     )
