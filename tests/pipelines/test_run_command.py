@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -324,3 +325,26 @@ def test_root_help_and_version(cli: Cli) -> None:
     assert cli("--version")[1].startswith("evertally 0.")
     code, _, err = cli("rum")
     assert (code, "run" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_folder_whose_name_is_no_text(gates: Path) -> None:
+    """A result that cannot be printed must not look like a run that failed; SQLite takes no such path."""
+    folder = gates / "\udcff"
+    folder.mkdir()
+    for name in ("run.toml", "events.csv"):
+        (gates / name).rename(folder / name)
+    program = "from evertally.pipelines.cli.app import main; main()"
+    words = [sys.executable, "-c", program, "run", "--config", folder / "run.toml"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+    refused = run()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "UTF-8" in refused.stderr
+    edit(folder, 'path = "state.sqlite"', f'path = "{gates / "state.sqlite"}"')
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert "\\udcff/releases.jsonl" in done.stdout

@@ -46,6 +46,10 @@ def open_ledger(
         if key_file is None:
             raise InvalidParameter("ledger.key_file", key_file, "the chain key's file of a PostgreSQL ledger")
         return SqlLedger(PostgresBackend(text), POSTGRES_DIALECT, _chain_key(Path(key_file), create=create))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # SQLite takes no other path
+        raise InvalidParameter("ledger", text, "a path in UTF-8") from None
     path = Path(location)
     exists = os.path.exists(path) and path.stat().st_size > 0  # no name is too long to be asked about
     if not exists and not create:

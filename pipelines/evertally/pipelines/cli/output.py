@@ -7,6 +7,7 @@ lines go to the dead-letter file alone.
 from __future__ import annotations
 
 import enum
+import io
 import json
 import logging
 import os
@@ -55,6 +56,8 @@ def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
     _Settings.as_json, _Settings.log_format = as_json, log_format
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text; what was done is said all the same
+        sys.stdout.reconfigure(errors="backslashreplace")
     _LOGGER.handlers[:] = [handler]
     _LOGGER.setLevel(logging.INFO)
     _LOGGER.propagate = False
