@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from evertally.counters.yardstick import yardstick
+from evertally.errors import InvalidParameter
 from evertally.pipelines.known_end import known_end_stderr
 from evertally.pipelines.plot import ReleaseTable
 from evertally.pipelines.releases import Release, StreamHeader
@@ -129,3 +130,9 @@ def test_a_long_stream_is_thinned_but_keeps_its_ends() -> None:
     assert len(table.ticks) < 1600
     assert (table.ticks[0], table.ticks[-1]) == (1, 5000)
     assert table.values[-1].tolist() == [3 * 5000 - 40, 6 * 5000 - 40]
+
+
+def test_a_total_that_no_double_holds_is_refused() -> None:
+    huge = [row._replace(value=10**400) if row.t == 2 else row for row in releases(3)]
+    with pytest.raises(InvalidParameter, match="double"):
+        ReleaseTable.collect(HEADER, huge)

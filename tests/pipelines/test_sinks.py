@@ -13,7 +13,7 @@ import pytest
 
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
 from evertally.pipelines.dead_letters import DeadLetterFile, Reason
-from evertally.pipelines.releases import Release, StreamHeader, read_releases
+from evertally.pipelines.releases import Release, SelectionLoss, StreamHeader, read_releases
 from evertally.pipelines.sinks import FileSink
 
 HEADER = StreamHeader(
@@ -167,6 +167,32 @@ def test_files_that_are_no_releases_are_refused(tmp_path: Path) -> None:
         list(read_releases(path)[1])
     with pytest.raises(InvalidParameter):
         read_releases(tmp_path / "none")
+
+
+IMPOSSIBLE = {
+    **dict.fromkeys(("incarnation", "tick_ms", "clip", "participations", "min_separation"), (0, -1, 2**63)),
+    **dict.fromkeys(("per_tick", "slack_horizon"), (0, -1, 2**63)),
+    **dict.fromkeys(("mu", "epsilon", "delta", "sigma"), (0, -0.5, float("nan"), float("inf"), 10**400)),
+    "lower": (1, -2),
+    "adjacency": ("", "other"),
+    "selection": ({}, {"mu": 1}, dict.fromkeys(SelectionLoss._fields, "1"), []),
+}
+
+
+@pytest.mark.parametrize("field", IMPOSSIBLE)
+def test_a_header_with_an_impossible_number_is_refused(field: str) -> None:
+    fields = json.loads(HEADER.encode())
+    for value in IMPOSSIBLE[field]:
+        with pytest.raises(InvalidParameter):
+            StreamHeader.decode(json.dumps({**fields, field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("t", 0), ("t", -1), ("incarnation", 0), ("stderr", float("nan"))]
+)
+def test_a_release_with_an_impossible_number_is_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidParameter):
+        Release.decode(json.dumps({**json.loads(release(1).encode()), field: value}).encode())
 
 
 def test_dead_letters_are_private_and_hold_no_payload(tmp_path: Path) -> None:

@@ -79,12 +79,11 @@ class ReleaseTable:
             np.geomspace(1, last, 200).round().astype(np.int64)
         )  # the second axis is logarithmic
         ticks = np.union1d(ticks, early)
-        return cls(
-            header,
-            ticks,
-            np.array([rows[int(t)] for t in ticks], np.float64),
-            np.array([errors[int(t)] for t in ticks]),
-        )
+        try:
+            totals = np.array([rows[int(t)] for t in ticks], np.float64)
+        except OverflowError:
+            raise InvalidParameter("releases", "a larger total", "totals that a double holds") from None
+        return cls(header, ticks, totals, np.array([errors[int(t)] for t in ticks]))
 
     def known_end(self) -> NDArray[np.float64]:
         """Standard error, at the same ticks and privacy, of the mechanism that knew the last one."""

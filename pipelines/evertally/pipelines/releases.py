@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from evertally.counters.contribution import ADJACENCIES
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.ticks import format_ms, parse_ms
 
@@ -30,6 +31,7 @@ __all__ = [
 STREAM_SCHEMA: Final = "evertally.stream/1"
 RELEASE_SCHEMA: Final = "evertally.release/1"
 _DOUBLE_MAX: Final = int(sys.float_info.max)
+_INTEGER_MAX: Final = 2**63 - 1
 
 
 class SelectionLoss(NamedTuple):
@@ -125,11 +127,17 @@ class StreamHeader:
         fields = _object(line, STREAM_SCHEMA)
         try:
             selection = fields.get("selection")
+            if fields["adjacency"] not in ADJACENCIES or fields["lower"] not in (0, -fields["clip"]):
+                raise ValueError("adjacency, lower")
             return cls(
                 keys=tuple(_typed(str, key) for key in _typed(list, fields["keys"])),
                 start_ms=parse_ms(fields["start"]),
-                selection=None if selection is None else SelectionLoss(**selection),
-                **{name: _typed(kind, fields[name]) for name, kind in _HEADER_FIELDS.items()},
+                selection=None
+                if selection is None
+                else SelectionLoss(*(_positive(float, selection[name]) for name in SelectionLoss._fields)),
+                lower=_typed(int, fields["lower"]),
+                **{name: _typed(str, fields[name]) for name in _TEXTS},
+                **{name: _positive(kind, fields[name]) for name, kind in _NUMBERS.items()},
             )
         except (KeyError, TypeError, ValueError):
             raise InvalidParameter("releases", "a header with other fields", STREAM_SCHEMA) from None
@@ -163,11 +171,11 @@ class Release(NamedTuple):
             return cls(
                 _typed(str, fields["stream"]),
                 _typed(str, fields["key"]),
-                _typed(int, fields["incarnation"]),
-                _typed(int, fields["t"]),
+                _positive(int, fields["incarnation"]),
+                _positive(int, fields["t"]),
                 parse_ms(fields["tick_end"]),
                 _typed(int, fields["value"]),
-                _typed(float, fields["stderr"]),
+                _positive(float, fields["stderr"]),
                 _typed(str, fields["mechanism"]),
             )
         except (KeyError, TypeError, ValueError):
@@ -205,9 +213,9 @@ def _releases(path: Path) -> Iterator[Release]:
                 raise IntegrityError(f"{path}, line {number}: {error}") from None
 
 
-_HEADER_FIELDS: Final[dict[str, type]] = {
-    **dict.fromkeys(("stream", "mechanism", "unit", "adjacency"), str),
-    **dict.fromkeys(("incarnation", "tick_ms", "clip", "lower", "participations", "min_separation"), int),
+_TEXTS: Final = ("stream", "mechanism", "unit", "adjacency")
+_NUMBERS: Final[dict[str, type]] = {
+    **dict.fromkeys(("incarnation", "tick_ms", "clip", "participations", "min_separation"), int),
     **dict.fromkeys(("per_tick", "slack_horizon"), int),
     **dict.fromkeys(("mu", "epsilon", "delta", "sigma"), float),
 }
@@ -220,6 +228,14 @@ def _typed(kind: type, value: Any) -> Any:
     if kind is float and type(value) is int and -_DOUBLE_MAX <= value <= _DOUBLE_MAX:
         return float(value)
     raise TypeError(kind.__name__)
+
+
+def _positive(kind: type, value: Any) -> Any:
+    """A number > 0 that a double holds, an integer of at most 63 bits. Raises TypeError or ValueError."""
+    number = _typed(kind, value)
+    if not 0 < number <= (_INTEGER_MAX if kind is int else _DOUBLE_MAX):
+        raise ValueError(kind.__name__)
+    return number
 
 
 def _object(line: bytes, schema: str) -> dict[str, Any]:
