@@ -57,6 +57,24 @@ def test_token_is_created_listed_and_revoked(tmp_path: Path) -> None:
         _token("create", "--ledger", ledger, "--principal", "x", "--grant", "scope:*=fly")
 
 
+def test_a_token_that_could_not_be_printed_is_said_so(tmp_path: Path) -> None:
+    """It is kept as a hash alone: who is not told makes another one, and revokes this one."""
+    program = "from evertally.pipelines.cli.app import main; main()"
+    words = ("token", "create", "--ledger", "ledger", "--principal", "etl", "--grant", "scope:*=read")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert "standard output" in done.stderr
+    assert re.search(r"[0-9a-f]{16} stands for etl", done.stderr)
+
+
 def test_serve_runs_until_sigterm_and_exits_with_0(tmp_path: Path) -> None:
     ledger = str(tmp_path / "ledger.db")
     token = json.loads(

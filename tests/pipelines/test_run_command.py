@@ -348,3 +348,23 @@ def test_a_folder_whose_name_is_no_text(gates: Path) -> None:
     done = run()
     assert done.returncode == 0, done.stderr
     assert "\\udcff/releases.jsonl" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("gone", ["full", "closed pipe"])
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(tmp_path: Path, stream: str, gone: str) -> None:
+    program = "from evertally.pipelines.cli.app import main; main()"
+    words = [sys.executable, "-c", program, "check-config", "--json", "--config", tmp_path / "none.toml"]
+    if gone == "full":
+        target = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, target = os.pipe()
+        os.close(reader)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: target}
+    done = subprocess.run(words, **streams, text=True, check=False)  # type: ignore[call-overload]
+    os.close(target)
+    assert done.returncode == 2
+    said = done.stderr if stream == "stdout" else done.stdout
+    assert "none.toml" in said
+    assert "Traceback" not in said

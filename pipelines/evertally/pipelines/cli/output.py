@@ -6,6 +6,7 @@ lines go to the dead-letter file alone.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import io
 import json
@@ -64,7 +65,7 @@ def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
     return _LOGGER
 
 
-def emit(fields: dict[str, Any], text: str) -> None:
+def emit(fields: dict[str, Any] | list[Any], text: str) -> None:
     """Print a command's result: its fields as JSON, or its text.
 
     Raises:
@@ -75,7 +76,7 @@ def emit(fields: dict[str, Any], text: str) -> None:
     except BrokenPipeError:  # its reader went away, which is its right
         raise
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or the interpreter tries again at its end
+        _give_up_stdout()
         raise StorageFull(f"the result could not be written to standard output ({error.strerror})") from None
 
 
@@ -92,9 +93,18 @@ def report_error(error: EvertallyError) -> None:
         "exit_code": error.exit_code,
         "mistakes": [{"field": m.field, "got": str(m.got), "expected": m.expected} for m in mistakes],
     }
-    if _Settings.as_json:
-        print(json.dumps({"ok": False, **fields, "message": str(error)}))
+    line = f"evertally: {error}"
     if _Settings.log_format is LogFormat.JSON:
-        print(json.dumps({"level": "error", "message": str(error), **fields}), file=sys.stderr)
-    else:
-        print(f"evertally: {error}", file=sys.stderr)
+        line = json.dumps({"level": "error", "message": str(error), **fields})
+    with contextlib.suppress(OSError):  # nobody hears it, and the exit code says it all the same
+        print(line, file=sys.stderr, flush=True)
+    if _Settings.as_json:
+        try:
+            print(json.dumps({"ok": False, **fields, "message": str(error)}), flush=True)
+        except OSError:
+            _give_up_stdout()
+
+
+def _give_up_stdout() -> None:
+    """What could not be written is not tried again by the interpreter at its end."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evertally.pipelines.cli.output import AsJson, LogFormat, begin
+from evertally.pipelines.cli.output import AsJson, LogFormat, begin, emit
 
 if TYPE_CHECKING:
     from evertally.accountants.budget.service import Credential, TokenStore
@@ -59,11 +58,13 @@ def create(
         entry, token = tokens.create(
             principal, grants, expires_in_ms=expires_days * _DAY_MS, certificate_cn=certificate_cn
         )
-    if as_json:
-        typer.echo(json.dumps({**_described(entry), "token": token}))
-        return
-    typer.echo(f"{entry.token_id} stands for {entry.principal}: {' '.join(map(str, entry.grants))}", err=True)
-    typer.echo(token or f"client certificates with common name {entry.certificate_cn} are accepted")
+    if not as_json:
+        about = f"{entry.token_id} stands for {entry.principal}: {' '.join(map(str, entry.grants))}"
+        typer.echo(about, err=True)
+    emit(
+        {**_described(entry), "token": token},
+        token or f"client certificates with common name {entry.certificate_cn} are accepted",
+    )
 
 
 @app.command()
@@ -75,7 +76,7 @@ def revoke(
     """Make a credential useless; a running service notices within a second."""
     with _tokens(ledger, key_file, as_json=False, create=False) as tokens:
         changed = tokens.revoke(token_id)
-    typer.echo(f"{token_id} is revoked" if changed else f"{token_id} was revoked before")
+    emit({}, f"{token_id} is revoked" if changed else f"{token_id} was revoked before")
 
 
 @app.command("list")
@@ -83,9 +84,7 @@ def list_tokens(ledger: Ledger, key_file: KeyFile = None, as_json: AsJson = Fals
     """List credentials, without secrets."""
     with _tokens(ledger, key_file, as_json=as_json, create=False) as tokens:
         entries = tokens.list()
-    if as_json:
-        typer.echo(json.dumps([_described(entry) for entry in entries]))
-        return
+    lines = []
     for entry in entries:
         state = (
             "revoked"
@@ -96,7 +95,9 @@ def list_tokens(ledger: Ledger, key_file: KeyFile = None, as_json: AsJson = Fals
         )
         kind = f"certificate {entry.certificate_cn}" if entry.certificate_cn else "token"
         grants = " ".join(map(str, entry.grants))
-        typer.echo(f"{entry.token_id}  {entry.principal}  {kind}  {grants}  {state}".rstrip())
+        lines.append(f"{entry.token_id}  {entry.principal}  {kind}  {grants}  {state}".rstrip())
+    if lines or as_json:
+        emit([_described(entry) for entry in entries], "\n".join(lines))
 
 
 @contextmanager
