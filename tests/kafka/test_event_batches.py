@@ -264,3 +264,22 @@ def test_a_dead_letter_holds_nothing_of_the_event() -> None:
     first = json.loads(dead_letter("topic", refusal, b"secret payload", b"k" * 32))
     assert len(first["hmac"]) == 64
     assert "secret" not in json.dumps(first)
+
+
+@pytest.mark.parametrize(("logical", "factor"), [("timestamp-millis", 1), ("timestamp-micros", 1000)])
+def test_avro_moments_and_uuids_are_what_they_say(tmp_path: Path, logical: str, factor: int) -> None:
+    schema = {
+        "type": "record",
+        "name": "Event",
+        "fields": [
+            {"name": "k", "type": {"type": "string", "logicalType": "uuid"}},
+            {"name": "at", "type": {"type": "long", "logicalType": logical}},
+        ],
+    }
+    (tmp_path / "7.avsc").write_text(json.dumps(schema))
+    body = io.BytesIO()
+    key = "3f333df6-90a4-4fda-8dd3-9485d27cee36"
+    plain = {**schema, "fields": [{"name": "k", "type": "string"}, {"name": "at", "type": "long"}]}
+    fastavro.schemaless_writer(body, plain, {"k": key, "at": (NOW + 7) * factor + factor - 1})
+    decoded = AvroDecoder({7: tmp_path / "7.avsc"})([struct.pack(">BI", 0, 7) + body.getvalue()])
+    assert decoded == [{"k": key, "at": NOW + 7}]

@@ -5,10 +5,12 @@ Schemas come from local files, declared with their ids; an id that is not declar
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import math
 import struct
+import uuid
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +26,7 @@ __all__ = ["AvroDecoder"]
 
 _FRAME: Final = struct.Struct(">BI")
 _MAX_BYTES: Final = 1 << 20
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class AvroDecoder:
@@ -59,12 +62,17 @@ class AvroDecoder:
 
 
 def _plain(item: object) -> object:
-    """Numbers as the text of their exact value; what else there is stays and is judged by its type."""
+    """Numbers as the text of their exact value, moments as epoch milliseconds, UUIDs as they are written.
+
+    What else there is stays, and is judged by its type.
+    """
     if isinstance(item, float):
         return Number(format(Decimal(item), "f") if math.isfinite(item) else str(item))
     if isinstance(item, Decimal):
         return Number(str(item))
-    return item
+    if isinstance(item, datetime.datetime) and item.tzinfo is not None:
+        return (item - _EPOCH) // datetime.timedelta(milliseconds=1)
+    return str(item) if isinstance(item, uuid.UUID) else item
 
 
 def _load(number: int, path: Path) -> Any:
