@@ -42,11 +42,12 @@ def settle_first_offsets(
         start_from: "earliest", "latest", an RFC 3339 time or epoch milliseconds; None after the first start.
         first: text of the first open tick.
         begun: whether the stream has begun (its closings topic is not empty).
-        own: the topic is the stream's own; it is read from its beginning.
+        own: the topic is the stream's own; it is read from its beginning, and an incarnation that has begun
+            takes no further partitions: a unit would move to one that knows nothing of it, and count again.
 
     Raises:
         InvalidParameter: a first start without `start_from`, or a later one with it.
-        IntegrityError: the stream has begun and the group's offsets are gone.
+        IntegrityError: the stream has begun and the group's offsets are gone; a topic of its own has grown.
     """
     reader = broker.group_reader(group)
     try:
@@ -73,6 +74,8 @@ def settle_first_offsets(
                     )
                 offsets = _first_offsets(reader, missing, start_from)
             else:
+                if own:
+                    _refuse_growth(topic, [held[tp].metadata for tp in places if held[tp] is not None], first)
                 offsets = _new_partitions(reader, missing)
             _commit(reader, {tp: OffsetAndMetadata(at, first.encode(), -1) for tp, at in offsets.items()})
     finally:
@@ -93,6 +96,15 @@ def _first_offsets(reader: Any, places: list[TopicPartition], start_from: str) -
         ) from None
     found = reader.offsets_for_times(dict.fromkeys(places, at_ms))
     return {tp: ends[tp] if found.get(tp) is None else found[tp].offset for tp in places}
+
+
+def _refuse_growth(topic: str, texts: list[str], first: OpenTick) -> None:
+    for text in texts:
+        if OpenTick.decode(" ".join(text.split(" ")[:4])).incarnation >= first.incarnation:
+            raise IntegrityError(
+                f"topic {topic} has more partitions than incarnation {first.incarnation} began with: units "
+                "would be forgotten and count again; a new incarnation may begin with more"
+            )
 
 
 def _new_partitions(reader: Any, places: list[TopicPartition]) -> dict[TopicPartition, int]:
