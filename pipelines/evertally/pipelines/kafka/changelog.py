@@ -22,7 +22,8 @@ def read_changelog(
         applied: offset up to which the reader's copy is complete; 0 for none.
         at_least: offset that the last commit has written up to.
 
-    Raises IntegrityError where the changelog ends before either: it was emptied.
+    Raises IntegrityError where the changelog ends before either, or begins behind the copy: it was emptied.
+    Compaction never moves a topic's beginning.
     """
     reader = broker.reader()
     try:
@@ -32,7 +33,11 @@ def read_changelog(
             if end < max(at_least, applied):
                 raise IntegrityError(f"partition {place.partition} of {place.topic} was emptied or replaced")
             first: int = reader.beginning_offsets([place])[place]
-            reader.seek(place, max(first, applied))
+            if first > applied:
+                raise IntegrityError(
+                    f"partition {place.partition} of {place.topic} begins at offset {first}: records were deleted"
+                )
+            reader.seek(place, applied)
             while (position := int(reader.position(place))) < end:
                 records = reader.poll(timeout_ms=1000).get(place, [])
                 yield records, records[-1].offset + 1 if records else position
