@@ -49,7 +49,7 @@ def test_the_sentence_states_upper_bounds(mu: float, epsilon: float, both: float
 
 
 def test_a_bound_is_printed_on_its_safe_side() -> None:
-    bound = Bound(0.55691234, "renyi", 0.5123458, 0.0445665, "the mechanism")
+    bound = Bound(0.55691234, "renyi", 0.5123458, 0.0445665, "mechanism")
     table = rendered("title", "sigma", bound, {"renyi": 0.55691234}, "noise")
     assert table.count("0.556913") == 2
     assert "0.512345 " in table

@@ -335,7 +335,7 @@ def test_a_folder_whose_name_is_no_text(gates: Path) -> None:
     for name in ("run.toml", "events.csv"):
         (gates / name).rename(folder / name)
     program = "from evertally.pipelines.cli.app import main; main()"
-    words = [sys.executable, "-c", program, "run", "--config", folder / "run.toml"]
+    words = [sys.executable, "-c", program, "run", "--config", str(folder / "run.toml")]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
 
     def run() -> subprocess.CompletedProcess[str]:

@@ -169,7 +169,7 @@ def test_files_that_are_no_releases_are_refused(tmp_path: Path) -> None:
         read_releases(tmp_path / "none")
 
 
-IMPOSSIBLE = {
+IMPOSSIBLE: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("incarnation", "tick_ms", "clip", "participations", "min_separation"), (0, -1, 2**63)),
     **dict.fromkeys(("per_tick", "slack_horizon"), (0, -1, 2**63)),
     **dict.fromkeys(("mu", "epsilon", "delta", "sigma"), (0, -0.5, float("nan"), float("inf"), 10**400)),
