@@ -41,6 +41,11 @@ class HealthServer:
                 if self.path != "/confirm-clock":
                     self._answer(404, {})
                     return
+                if (
+                    "Origin" in self.headers
+                ):  # a browser says it: any page could send this in an operator's name
+                    self._answer(403, {"clock": False})
+                    return
                 confirm_clock()
                 self._answer(200, {"clock": True})
 
