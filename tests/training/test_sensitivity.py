@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evertally.pipelines.training import ghost_contributions
+from evertally.pipelines.training.factors_roots import Damping, inverse_root
 from evertally.pipelines.training.ghost import GhostClipper
 from evertally.pipelines.training.ghost_contributions import Arithmetic
 from evertally.pipelines.training.ghost_plans import Plan
@@ -214,3 +215,78 @@ def test_the_check_can_fail() -> None:
     turned = Stretch(nn.Linear(6, 5, bias=False).double(), 2.0).transform("").apply(clipped)
     assert float(turned.norm()) > 1.0 + 1e-6
     assert preconditioner.transform("") is preconditioner.transform("")
+
+
+class Aligned:
+    """Roots as relative damping makes them where one direction has all the signal."""
+
+    def __init__(self, size: int, gamma: float) -> None:
+        torch.manual_seed(0)
+        sides = []
+        self.along = []
+        for _ in range(2):
+            q, _ = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))
+            values = torch.full((size,), 1e-9, dtype=torch.float64)
+            values[0] = size
+            sides.append(inverse_root((q * values) @ q.T, Damping(gamma, relative=True)))
+            self.along.append(q[:, 0])
+        self._transform = Kronecker(sides[0].root, sides[1].root, spectrum=sides[1].spectrum)
+
+    def transform(self, layer: str) -> Transform:  # noqa: ARG002 - there is one
+        return self._transform
+
+
+def aligned_clipper(size: int, gamma: float, dtype: torch.dtype) -> tuple[GhostClipper, Aligned]:
+    roots = Aligned(size, gamma)
+    model = nn.Linear(size, size, bias=False)
+    return GhostClipper(model, Given(), roots, arithmetic=Arithmetic(dtype=dtype)), roots  # type: ignore[arg-type]  # what a clipper asks of it
+
+
+@pytest.mark.parametrize(
+    ("gamma", "dtype"), [(0.5, torch.float32), (0.5, torch.float64), (1e-9, torch.float64)]
+)
+def test_the_sum_of_others_does_not_move_by_its_rounding(gamma: float, dtype: torch.dtype) -> None:
+    """Large directions are small after the transform; their rounding must not be large in the others."""
+    clipper, roots = aligned_clipper(128, gamma, dtype)
+    left, right = roots.along
+    x = (right * (1 + torch.rand(2000, 1, dtype=torch.float64))).float()
+    d = (left * 1e4 * (1 + torch.rand(2000, 1, dtype=torch.float64))).float()
+    own_x, own_d = torch.randn(1, 128) * 1e-3, torch.randn(1, 128) * 1e-3
+
+    def pieces(x: Tensor, d: Tensor) -> list[MicroBatch]:
+        return [MicroBatch((x[i : i + 256],), d[i : i + 256]) for i in range(0, len(x), 256)]
+
+    without = clipper.sum(pieces(x, d)).tensors
+    having = clipper.sum(pieces(torch.cat([own_x, x]), torch.cat([own_d, d]))).tensors
+    alone = clipper.sum([MicroBatch((own_x,), own_d)]).tensors
+    moved = {name: having[name] - without[name] - alone[name] for name in alone}
+    assert norm(moved) <= clipper.sensitivity - 1.0
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.01, 1e-9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_example_along_the_signal_does_not_hide_its_norm(gamma: float, dtype: torch.dtype) -> None:
+    """A low-rank root's norm is a difference, which cancels there."""
+    clipper, roots = aligned_clipper(192, gamma, dtype)
+    left, right = roots.along
+    for magnitude in (1.0, 1e3, 1e6):
+        x, d = (right * magnitude).float()[None], (left * 1e6).float()[None]
+        assert norm(clipper.sum([MicroBatch((x,), d)]).tensors) <= clipper.sensitivity
+
+
+@pytest.mark.parametrize("plan", [None, Plan.GRAM, Plan.MATERIALISE])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_squares_that_singles_cannot_hold_count(rows: int, plan: Plan | None) -> None:
+    """|d|^2 underflows and |a|^2 does not: their product is what is clipped."""
+    model = nn.Linear(64, 64, bias=False)
+    clipper = GhostClipper(
+        model,
+        Given(),
+        Stretch(model, 0.0),
+        clip_norm=1e-5,
+        arithmetic=Arithmetic(dtype=torch.float32, plan=plan if rows > 1 else None),
+    )
+    x, d = torch.full((1, rows, 64), 1e17), torch.full((1, rows, 64), 2e-23)
+    if rows == 1:
+        x, d = x[:, 0], d[:, 0]
+    assert norm(clipper.sum([MicroBatch((x,), d)]).tensors) <= clipper.sensitivity

@@ -113,7 +113,7 @@ class MechanismConfig:
         units_max: units that one step's sum can hold.
         micro_batch: examples evaluated together; changes no result but by rounding.
         checkpoint_steps: steps between checkpoints; nothing is published in between.
-        arithmetic: "float64" or "float32", of norms and sums.
+        arithmetic: "float64" or "float32", of norms; sums are in doubles.
         bf16: evaluate the model in bfloat16.
     """
 

@@ -19,6 +19,7 @@ from evertally.pipelines.training.preconditioner_transforms import Spectrum
 __all__ = ["Damping", "InverseRoot", "inverse_root"]
 
 _ATTEMPTS: Final = 8
+_RANGE: Final = 2.0**-20
 _EPSILON: Final = torch.finfo(torch.float64).eps
 
 
@@ -55,6 +56,10 @@ class InverseRoot:
 def inverse_root(factor: Tensor, damping: Damping) -> InverseRoot:
     """The damped inverse root of a symmetric factor (d, d), or of a diagonal one (d,).
 
+    No eigenvalue counts as less than 2^-20 of the largest: a wider range would turn the rounding of a sum's
+    large directions, which depends on who else is in the batch, into more than the slack of the clip norm
+    in its small ones (docs/proofs/preconditioned-clip.md, section 4).
+
     A decomposition that fails is tried again with twice the damping; a factor that is zero or not finite
     gives the identity. Directions without any signal get 1/sqrt(gamma), never more.
 
@@ -88,19 +93,21 @@ def inverse_root(factor: Tensor, damping: Damping) -> InverseRoot:
         # what rounding left of a zero is a zero, for the root and for its low-rank form alike
         values = torch.where(values > len(values) * _EPSILON * values[-1], values, 0.0)
         shifted = values + damping.gamma
+        floor = max(damping.gamma, _RANGE * float(shifted.max()))
+        shifted = shifted.clamp(min=floor)
         root = (vectors * shifted.rsqrt()) @ vectors.T
-        spectrum = _spectrum(values, vectors, damping.gamma)
+        spectrum = _spectrum(shifted, vectors, floor)
         return InverseRoot((root + root.T) / 2, _condition(shifted), float(values[0]), spectrum)
     return InverseRoot(None, 1.0, 0.0)
 
 
-def _spectrum(values: Tensor, vectors: Tensor, gamma: float) -> Spectrum | None:
-    kept = values > 0.0
-    if gamma == 0.0 or 2 * int(kept.sum()) > len(values):
+def _spectrum(shifted: Tensor, vectors: Tensor, floor: float) -> Spectrum | None:
+    kept = shifted > floor
+    if 2 * int(kept.sum()) > len(shifted):
         return None
-    # 1/gamma - 1/(value + gamma), without a difference
-    drop = values[kept] / (gamma * (values[kept] + gamma))
-    return Spectrum(vectors[:, kept].contiguous(), drop, 1.0 / gamma)
+    # 1/floor - 1/shifted, without a difference of inverses
+    drop = (shifted[kept] - floor) / (floor * shifted[kept])
+    return Spectrum(vectors[:, kept].contiguous(), drop, 1.0 / floor)
 
 
 def _condition(shifted: Tensor) -> float:

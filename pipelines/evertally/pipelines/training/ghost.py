@@ -64,7 +64,7 @@ class GhostClipper:
             loss: per-example losses.
             preconditioner: gives each layer's transform; refreshed by the caller.
             clip_norm: C, the bound on an example's transformed gradient.
-            arithmetic: precision and memory of norms and sums; doubles by default.
+            arithmetic: precision of norms, doubles by default, and memory; sums are in doubles always.
             autocast: run the model's passes in a lower precision; norms and sums are not affected.
         """
         self._model, self._loss, self._preconditioner = model, loss, preconditioner
@@ -87,7 +87,7 @@ class GhostClipper:
 
     @property
     def sensitivity(self) -> float:
-        """The clip norm times one plus the slack of rounding (2^-20 in doubles, 2^-7 in singles)."""
+        """The clip norm times one plus the slack of rounding (2^-20, 2^-7 with norms in singles)."""
         return self._clip_norm * (1.0 + _SLACK[self._arithmetic.dtype])
 
     def sum(self, micro_batches: Iterable[MicroBatch]) -> PrivateSums:
@@ -115,11 +115,11 @@ class GhostClipper:
                 for batch in unit:
                     if batch.examples == 0:
                         continue
-                    ones = torch.ones(batch.examples, dtype=self._arithmetic.dtype, device=self._device())
+                    ones = torch.ones(batch.examples, dtype=torch.float64, device=self._device())
                     for name, part in self._contributions(batch).items():
                         own[name] += part.weighted_sum(ones)
                 squares = [
-                    torch.square(self._transform(layer.name).apply(own[layer.name])).sum()
+                    torch.square(self._exact(layer.name).apply(own[layer.name])).sum()
                     for layer in self._layers
                 ]
                 weight = self._weights(torch.stack(squares).sum()[None])[0]
@@ -146,7 +146,7 @@ class GhostClipper:
     def _finish(self, totals: dict[str, Tensor]) -> PrivateSums:
         found: dict[str, Tensor] = {}
         for layer in self._layers:
-            found.update(layer.to_parameters(self._transform(layer.name).apply(totals[layer.name])))
+            found.update(layer.to_parameters(self._exact(layer.name).apply(totals[layer.name])))
         tensors = {shape.name: found[shape.name] for shape in self.parameters}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
             raise IntegrityError("a clipped sum is not finite; nothing of this step may be released")
@@ -154,7 +154,7 @@ class GhostClipper:
 
     def _zeros(self) -> dict[str, Tensor]:
         return {
-            layer.name: torch.zeros(layer.shape, dtype=self._arithmetic.dtype, device=self._device())
+            layer.name: torch.zeros(layer.shape, dtype=torch.float64, device=self._device())
             for layer in self._layers
         }
 
@@ -166,6 +166,12 @@ class GhostClipper:
             cached = (given, given.to(self._device(), self._arithmetic.dtype))
             self._transforms[name] = cached
         return cached[1]
+
+    def _exact(self, name: str) -> Transform:
+        """The layer's transform in doubles, for sums."""
+        if self._arithmetic.dtype is torch.float64:
+            return self._transform(name)
+        return self._preconditioner.transform(name).to(self._device(), torch.float64)
 
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device

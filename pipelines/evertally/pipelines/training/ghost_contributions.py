@@ -39,10 +39,12 @@ _CANCELLED: Final = {torch.float64: 2.0**-20, torch.float32: 2.0**-10}
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Precision of norms and sums, and the memory that a chunk of examples may take.
+    """Precision of norms, and the memory that a chunk of examples may take.
 
     Attributes:
-        dtype: torch.float64, or torch.float32 where doubles are slow.
+        dtype: what examples' rows are transformed in: torch.float64, or torch.float32 where doubles are slow.
+            Squares and sums are in doubles either way: a single's square underflows, and the rounding of a
+            sum in singles, which depends on who else is in the batch, exceeds the slack after the transform.
         memory_bytes: cap on temporary tensors beyond taps and roots.
         plan: force one plan wherever it applies; None chooses by cost.
     """
@@ -54,7 +56,7 @@ class Arithmetic:
     @property
     def elements(self) -> int:
         """The cap in elements."""
-        return self.memory_bytes // (8 if self.dtype is torch.float64 else 4)
+        return self.memory_bytes // 8
 
 
 class Contribution(Protocol):
@@ -111,32 +113,38 @@ def _chunks(examples: int, elements: int, each: int) -> Iterator[slice]:
 
 
 def _left(transform: Transform, gradient: Tensor) -> Tensor:
+    """U_G d, in doubles from here on."""
     assert not isinstance(transform, Elementwise)
-    return multiply_right(gradient, transform.left)
+    return multiply_right(gradient, transform.left).double()
 
 
 def _right(layer: Layer, transform: Transform, entered: Tensor) -> Tensor:
-    """U_A a with the homogeneous 1 of a bias, which is never appended to a."""
+    """U_A a with the homogeneous 1 of a bias, which is never appended to a; in doubles from here on."""
     assert not isinstance(transform, Elementwise)
     right, size = transform.right, layer.inputs
     if layer.bias is None:
-        return multiply_right(entered, right)
+        return multiply_right(entered, right).double()
     if right is not None and right.dim() == 2:
-        return entered @ right[:size] + right[size]
+        return (entered @ right[:size] + right[size]).double()
     one = entered.new_ones((*entered.shape[:-1], 1))
-    return multiply_right(torch.cat([entered, one], dim=-1), right)
+    return multiply_right(torch.cat([entered, one], dim=-1), right).double()
 
 
 def _squared_lengths(layer: Layer, transform: Kronecker, entered: Tensor) -> Tensor:
-    """|U_A a|^2 of vectors (examples, inputs)."""
+    """|U_A a|^2 of vectors (examples, inputs); where the spectrum's difference cancels, from U_A a itself."""
     spectrum = transform.spectrum
     if spectrum is None:
         return torch.square(_right(layer, transform, entered)).sum(dim=1)
     size = layer.inputs
-    along, whole = entered @ spectrum.vectors[:size], torch.square(entered).sum(dim=1)
+    along, whole = (entered @ spectrum.vectors[:size]).double(), torch.square(entered.double()).sum(dim=1)
     if layer.bias is not None:
         along, whole = along + spectrum.vectors[size], whole + 1.0
-    return spectrum.floor * whole - torch.square(along) @ spectrum.drop
+    most = spectrum.floor * whole
+    lengths = most - torch.square(along) @ spectrum.drop.double()
+    cancelled = torch.nonzero(lengths < _CANCELLED[entered.dtype] * most).flatten()
+    if cancelled.numel():
+        lengths[cancelled] = torch.square(_right(layer, transform, entered[cancelled])).sum(dim=1)
+    return lengths
 
 
 def _matrices(layer: Layer, part: Rows) -> Tensor:
@@ -172,17 +180,17 @@ class _Outer:
             total += weights[index] * one
         return total
 
-    def _rows(self, part: slice | Tensor) -> Rows:
-        return rows(self._layer, self._taps, part, self._arithmetic.dtype)
+    def _rows(self, part: slice | Tensor, dtype: torch.dtype | None = None) -> Rows:
+        return rows(self._layer, self._taps, part, dtype or self._arithmetic.dtype)
 
     def _norms(self, part: slice) -> Tensor:
         chunk, layer, transform = self._rows(part), self._layer, self._transform
         if self._plan is Plan.RANK_ONE:
             d, a = chunk.gradient[:, 0], chunk.entered[:, 0]
             if isinstance(transform, Elementwise):
-                squares = torch.square(transform.weights)
-                turned = torch.square(d) @ squares
-                norms = (turned[:, : layer.inputs] * torch.square(a)).sum(dim=1)
+                squares = torch.square(transform.weights.double())
+                turned = torch.square(d.double()) @ squares
+                norms = (turned[:, : layer.inputs] * torch.square(a.double())).sum(dim=1)
                 if layer.bias is not None:
                     norms = norms + turned[:, -1]
             else:
@@ -197,7 +205,7 @@ class _Outer:
         cancelled = norms < _CANCELLED[self._arithmetic.dtype] * bound
         for index in torch.nonzero(cancelled).flatten():
             one = _matrices(layer, self._rows(index[None] + part.start))
-            norms[index] = torch.square(transform.apply(one) / transform.scale).sum()
+            norms[index] = torch.square(transform.apply(one).double() / transform.scale).sum()
         self._cancelled[part] = cancelled
         return norms * transform.scale**2
 
@@ -212,7 +220,7 @@ class _Outer:
             if not members.numel():
                 continue
             chosen = part if every else members
-            chunk = self._rows(chosen)
+            chunk = self._rows(chosen, torch.float64)
             d = (chunk.gradient * weights[chosen][:, None, None]).reshape(-1, layer.shape[0])
             total[:, : layer.inputs] += d.T @ chunk.entered.reshape(-1, layer.inputs)
             if layer.bias is not None:
@@ -236,7 +244,7 @@ class _Materialised:
     def squared_norms(self) -> Tensor:
         norms = []
         for _, raw in self._raw():
-            norms.append(torch.square(self._transform.apply(raw)).sum(dim=(1, 2)))
+            norms.append(torch.square(self._transform.apply(raw).double()).sum(dim=(1, 2)))
         return torch.cat(norms)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -244,7 +252,7 @@ class _Materialised:
         for part, raw in self._raw():
             kept = weights[part] > 0
             chosen = raw if bool(kept.all()) else raw[kept]
-            total += torch.tensordot(weights[part][kept], chosen, dims=1)
+            total += torch.tensordot(weights[part][kept], chosen.double(), dims=1)
         return total
 
     def _raw(self) -> Iterator[tuple[slice, Tensor]]:
@@ -282,7 +290,7 @@ class _Segments:
     def squared_norms(self) -> Tensor:
         transform = self._transform
         if isinstance(transform, Elementwise):
-            turned = self._sums * transform.weights.T[self._token]
+            turned = (self._sums * transform.weights.T[self._token]).double()
         else:
             turned = _left(transform, self._sums)
             if transform.right is not None:
@@ -292,6 +300,6 @@ class _Segments:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         kept = weights[self._owner] > 0
-        scaled = self._sums[kept] * weights[self._owner[kept]][:, None]
+        scaled = self._sums[kept].double() * weights[self._owner[kept]][:, None]
         columns = weights.new_zeros((self._layer.shape[1], self._layer.shape[0]))
         return columns.index_add_(0, self._token[kept], scaled).T

@@ -57,8 +57,8 @@ class PrivateSums:
     """Clipped sums before noise: as sensitive as the examples. Never logged, pickled or kept.
 
     Attributes:
-        tensors: parameter name -> sum in the parameter's shape, contiguous, in the summer's arithmetic
-            (float64 by default), on the model's device; one entry for each trainable parameter, in the
+        tensors: parameter name -> sum in the parameter's shape, contiguous, in doubles,
+            on the model's device; one entry for each trainable parameter, in the
             order of `ClippedSummer.parameters`.
     """
 

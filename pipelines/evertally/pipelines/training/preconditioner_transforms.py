@@ -23,7 +23,7 @@ class Spectrum:
     Attributes:
         vectors: orthonormal (d, r), r < d.
         drop: (r,), what each direction lies below the floor.
-        floor: 1 / gamma.
+        floor: the largest eigenvalue, of all directions without signal: 1 / gamma but where gamma is tiny.
     """
 
     vectors: Tensor
