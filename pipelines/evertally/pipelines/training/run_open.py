@@ -192,10 +192,16 @@ def _scope(config: BudgetConfig, budget: Budget) -> Scope:
 
 def _plan(config: TrainConfig, folder: RunFolder, parts: Components, budget: Budget, state: RunState) -> Plan:
     path = folder.path / _PLAN
-    stored = json.loads(path.read_text("utf-8")) if path.exists() else {}
     noise: float | None = None
-    if config.privacy.loss is None:
-        noise = float(stored["noise_multiplier"]) if stored else _remaining(config, budget)
+    try:
+        stored = dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+        if config.privacy.loss is None and stored:
+            # what remained when the run was begun: its own lease has been taken off since
+            noise = float(stored.get("spends") or stored["noise_multiplier"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise IntegrityError(f"{_PLAN} is damaged") from None
+    if config.privacy.loss is None and noise is None:
+        noise = _remaining(config, budget)
     plan = build_plan(config, parts, noise)
     if state.plan and state.plan != plan.digest():
         raise InvalidParameter(
@@ -207,6 +213,7 @@ def _plan(config: TrainConfig, folder: RunFolder, parts: Components, budget: Bud
         "digest": plan.digest(),
         "noise_multiplier": repr(plan.noise_multiplier),
         "plan": plan.to_json(),
+        **({} if noise is None else {"spends": repr(noise)}),
     }
     if stored != said:
         write_durably(path, json.dumps(said, indent=1).encode())
@@ -270,6 +277,9 @@ def _commit(run: OpenRun, scope: Scope, manifest: str) -> None:
     except Fenced:
         if run.grant.status != "reserved" or run.state.attempt or run.store.steps():
             raise
+        # it lapsed, or a copy of this folder took it over: only its holder may end it, and only then is there
+        # no other process that draws this run's noise
+        run.budget.close_lease(run.grant.lease_id, run.grant.epoch)
         again = replace(run.state, generation=run.state.generation + 1, lease_id="")
         run.state, run.grant = _reserve(
             run.budget, scope, run.plan, manifest, run.folder, run.folder.save(again)
