@@ -48,6 +48,8 @@ def read_data(
         mistakes.add("data.unit", unit_field, "no such field where privacy.unit is event")
     per_unit = data.integer("records_per_unit", low=1, high=2**31) or 2**31
     held_out = _file(data, "data.held_out", folder, mistakes)
+    if held_out is not None and path is not None and _one_file(held_out, folder / path):
+        mistakes.add("data.held_out", path, "another file than data.path, whose examples are private")
     names = tuple(features) if isinstance(features, list) else (features,)
     if not all(isinstance(name, str) and name for name in names):
         mistakes.add("data.features", features, "a name, or a list of names")
@@ -207,6 +209,10 @@ def _numbers(table: ConfigTable, key: str, mistakes: Mistakes) -> tuple[float, .
         mistakes.add(f"training.{key}", value, "a list of numbers")
         return None
     return tuple(float(x) for x in value)
+
+
+def _one_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and os.path.samefile(one, other)
 
 
 def _file(table: ConfigTable, field: str, folder: Path, mistakes: Mistakes) -> Path | None:

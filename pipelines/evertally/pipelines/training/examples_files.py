@@ -77,7 +77,7 @@ class FileExamples:
             part = slice(first, min(first + _BLOCK, len(labels)))
             rows = range(part.start, part.stop)
             names = [b"%d" % row for row in rows]
-            own = names if units is None else [str(unit).encode() for unit in units[part].tolist()]
+            own = names if units is None else [_unit(unit) for unit in units[part].tolist()]
             yield _finite(ExampleBlock(features[part], labels[part], own, names), self._form)
 
     def _lines(self) -> Iterator[ExampleBlock]:
@@ -150,6 +150,7 @@ def _finite(block: ExampleBlock, form: ExampleForm) -> ExampleBlock:
         good &= (block.labels >= 0) & (block.labels < form.classes)
     else:
         good &= np.isfinite(block.labels)
+    good &= np.array([unit != b"" for unit in block.units], np.bool_)
     if good.all():
         return block
     rows = np.flatnonzero(good).tolist()
@@ -159,6 +160,11 @@ def _finite(block: ExampleBlock, form: ExampleForm) -> ExampleBlock:
         [block.units[row] for row in rows],
         [block.records[row] for row in rows],
     )
+
+
+def _unit(value: int | str | bytes) -> bytes:
+    """A unit's name as bytes; none where there is no name, as in a record without the field."""
+    return str(value).encode("utf-8", "surrogatepass") if value != b"" else b""
 
 
 def _block(found: list[tuple[NDArray[Any], float, bytes, bytes]], form: ExampleForm) -> ExampleBlock:

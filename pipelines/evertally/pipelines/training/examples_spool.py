@@ -102,6 +102,9 @@ class ExampleSpool:
                     self._flush(waiting, segments)
                     held = 0
             self._flush(waiting, segments)
+            for number in range(self._allocation.batches):
+                if segments[number]:  # no index before all that it speaks of
+                    _make_durable(self._path(number))
             index = json.dumps({"manifest": manifest_digest, "segments": segments}).encode()
             _write(self._folder / _INDEX, self._sealer.seal(index, self._allocation.batches, 0))
             sync_folder(self._folder)
@@ -197,6 +200,14 @@ def _unpack(data: bytes, form: ExampleForm) -> Iterator[_Example]:
         place += 4 + size
     for row in range(count):
         yield _Example(names[2 * row], names[2 * row + 1], features[row], labels[row])
+
+
+def _make_durable(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> None:

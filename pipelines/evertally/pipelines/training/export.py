@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, StorageFull
 from evertally.pipelines.training.checkpoint import write_durably
 
@@ -63,6 +64,7 @@ class Publisher:
                     file.truncate(end)
                 file.flush()
                 os.fsync(file.fileno())
+            sync_folder(self._folder)
         except OSError as error:
             raise StorageFull(f"{_STEPS} could not be written: {error.strerror}") from None
 
