@@ -147,6 +147,14 @@ def parameters_of(layers: tuple[Layer, ...]) -> dict[str, tuple[int, ...]]:
 
 def _layer(name: str, label: str, module: nn.Module, own: dict[str, Tensor]) -> Layer:
     kind = _kind(label, module)
+    unknown = sorted(set(own) - {"weight", "bias"})
+    if unknown:
+        raise UnsupportedMechanism(
+            f"layer {label}: {', '.join(unknown)} is no parameter of a {type(module).__name__} of its own "
+            "(weight_norm, spectral_norm, an adapter?); make it a layer, or freeze it"
+        )
+    if any(parameter.numel() == 0 for parameter in own.values()):
+        raise UnsupportedMechanism(f"layer {label}: it has parameters without elements")
     present = {key for key, p in module.named_parameters(recurse=False) if p is not None}
     if set(own) != present:
         raise UnsupportedMechanism(

@@ -56,6 +56,26 @@ class PublicFolder:
         files = [path / "inputs.npy", *([labels] if self._labels is not None else [])]
         self.digest: Final = _digest(files)
 
+    def check_form(self, shape: tuple[int, ...], *, tokens: int, classes: int) -> None:
+        """Raise InvalidParameter where the folder's examples have not the form of the run's."""
+        inputs, labels = self._inputs, self._labels
+        real = inputs.dtype.kind == "f"
+        in_range = real or (int(inputs.min()) >= 0 and int(inputs.max()) < tokens)
+        if inputs.shape[1:] != shape or real == (tokens > 0) or not in_range:
+            expected = f"shape (n, {', '.join(map(str, shape))}), " + (
+                f"tokens < {tokens}" if tokens else "floats"
+            )
+            raise InvalidParameter("preconditioner.probe", f"inputs.npy of {inputs.dtype}", expected)
+        if labels is None:
+            return
+        fits = labels.ndim == 1 and (
+            not classes
+            or (labels.dtype.kind in "iu" and int(labels.min()) >= 0 and int(labels.max()) < classes)
+        )
+        if not fits:
+            expected = f"one an input, in [0, {classes})" if classes else "one number an input"
+            raise InvalidParameter("preconditioner.probe", f"labels.npy of {labels.dtype}", expected)
+
     def batch(self, step: int, first: int, count: int) -> MicroBatch:
         """`count` examples: float32 (or int64) inputs and their targets."""
         chosen = np.array(

@@ -17,7 +17,9 @@ from evertally.pipelines.guarantee import rounded_down, rounded_up
 from evertally.pipelines.training.checkpoint import write_durably
 from evertally.pipelines.training.config import TrainConfig
 from evertally.pipelines.training.examples_files import FILE_FORMATS, FileExamples
+from evertally.pipelines.training.interfaces import MicroBatch
 from evertally.pipelines.training.plan import Plan
+from evertally.pipelines.training.preconditioner_scale import moved
 from evertally.pipelines.training.run_components import Components
 
 __all__ = ["RunReport", "check_held_out", "make_report", "read_report"]
@@ -159,8 +161,9 @@ def _measured(config: TrainConfig, parts: Components) -> tuple[str, float | None
         for block in source.read(source.freeze()):
             for first in range(0, len(block), _BATCH):
                 part = slice(first, first + _BATCH)
-                features = torch.from_numpy(np.ascontiguousarray(block.features[part])).to(parts.device)
-                labels = torch.from_numpy(block.labels[part].copy()).to(parts.device)
+                features = torch.from_numpy(np.ascontiguousarray(block.features[part]))
+                examples = MicroBatch((features,), torch.from_numpy(block.labels[part].copy()))
+                (features,), labels = moved(examples, parts.model)
                 outputs = parts.model(features)
                 if form.classes:
                     right += float((outputs.argmax(-1) == labels).sum())

@@ -13,7 +13,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +29,13 @@ from evertally.pipelines.training.config import TrainConfig
 from evertally.pipelines.training.examples_spool import Batch
 from evertally.pipelines.training.interfaces import MicroBatch, PrivateOptimizer
 from evertally.pipelines.training.noise_rows import Rows, make_rows
+from evertally.pipelines.training.preconditioner_scale import moved
 from evertally.pipelines.training.report import RunReport, check_held_out, make_report, read_report
-from evertally.pipelines.training.run_components import build_optimiser, parameters_digest
+from evertally.pipelines.training.run_components import (
+    build_optimiser,
+    constants_digest,
+    parameters_digest,
+)
 from evertally.pipelines.training.run_metrics import TrainMetrics
 from evertally.pipelines.training.run_open import OpenRun, Seams, open_run
 
@@ -92,6 +97,7 @@ class _Trainer:
         sizes = tuple(math.prod(shape.shape) for shape in self._shapes)
         self._rows: Final[Rows] = make_rows(run.plan.strategy, run.plan.participation, sizes)
         self._optimiser: Final[PrivateOptimizer] = build_optimiser(run.config, run.parts, run.plan)
+        self._constants: Final = constants_digest(run.parts.model)
         self._step = 0
         self._attempts: list[list[int]] = []
         self._unpublished: list[dict[str, Any]] = []
@@ -139,8 +145,9 @@ class _Trainer:
     def finish(self, seconds: float) -> RunReport:
         """Export the model, write the report, end the lease, delete what is private."""
         run = self._run
-        parameters = {name: t.detach().cpu().contiguous() for name, t in run.parts.model.state_dict().items()}
-        model = run.publisher.publish_model(_MODEL, safetensors.torch.save(parameters))
+        model = run.publisher.publish_model(
+            _MODEL, safetensors.torch.save(_copied(run.parts.model.state_dict()))
+        )
         report = make_report(run.config, run.plan, self._epsilon, run.parts, model, seconds)
         report.save(run.folder.path)
         run.budget.close_lease(run.grant.lease_id, run.grant.epoch)
@@ -194,14 +201,20 @@ class _Trainer:
             start = stop
 
     def _micro_batches(self, batch: Batch, start: int, stop: int) -> Iterator[MicroBatch]:
-        size, device = self._run.config.mechanism.micro_batch, self._run.parts.device
+        size = self._run.config.mechanism.micro_batch
         for first in range(start, stop, size):
             part = slice(first, min(first + size, stop))
-            features = torch.from_numpy(np.ascontiguousarray(batch.features[part])).to(device)
-            yield MicroBatch((features,), torch.from_numpy(batch.labels[part].copy()).to(device))
+            features = torch.from_numpy(np.ascontiguousarray(batch.features[part]))
+            labels = torch.from_numpy(batch.labels[part].copy())
+            yield moved(MicroBatch((features,), labels), self._run.parts.model)
 
     def _checkpoint(self) -> None:
         run = self._run
+        if constants_digest(run.parts.model) != self._constants:
+            raise IntegrityError(
+                "a buffer or a frozen parameter changed while the model ran and may hold examples: "
+                "nothing of these steps is released"
+            )
         state: dict[str, Tensor] = {}
         for prefix, tensors in (
             ("model", run.parts.model.state_dict()),
@@ -209,7 +222,7 @@ class _Trainer:
             ("preconditioner", run.parts.preconditioner.state_dict()),
             ("rows", {name: torch.from_numpy(array) for name, array in self._rows.state().items()}),
         ):
-            state |= {f"{prefix}/{name}": t.detach().cpu().contiguous() for name, t in tensors.items()}
+            state |= {f"{prefix}/{name}": t for name, t in _copied(tensors).items()}
         facts = {
             "plan": run.state.plan,
             "manifest": run.state.manifest,
@@ -257,6 +270,14 @@ class _Trainer:
             raise IntegrityError("the checkpoint's parameters are not those it was made of")
         self._step, self._attempts = checkpoint.step, [list(entry) for entry in facts["attempts"]]
         self._unpublished = list(facts["unpublished"])
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own: the file format refuses two names for one."""
+    return {
+        name: torch.clone(t.detach().cpu(), memory_format=torch.contiguous_format)
+        for name, t in tensors.items()
+    }
 
 
 def _delete_private(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -37,11 +38,20 @@ from evertally.pipelines.training.probes_public import PublicFolder
 from evertally.pipelines.training.probes_stream import PublicStream
 from evertally.pipelines.training.probes_text import TokenProbe, ZipfDocuments
 from evertally.pipelines.training.run_models import build_model
-from evertally.pipelines.training.taps_check import check_model
+from evertally.pipelines.training.taps import evaluation_mode
+from evertally.pipelines.training.taps_check import check_model, state_of
 
-__all__ = ["Components", "build_components", "build_optimiser", "build_plan", "decoded_noise"]
+__all__ = [
+    "Components",
+    "build_components",
+    "build_optimiser",
+    "build_plan",
+    "constants_digest",
+    "decoded_noise",
+    "parameters_digest",
+]
 
-_CHECKED: Final = 4
+_CHECKED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,9 @@ def build_components(config: TrainConfig, device: str) -> Components:
     form = config.data.form
     model = build_model(config.model, form, config.seed).to(place)
     loss: Loss = CrossEntropy() if form.classes else MeanSquaredError()
-    check_model(model, loss, moved(_of_form(form, config.seed), model))
+    probes = moved(_of_form(form, config.seed), model)
+    _check_outputs(model, probes, form)
+    check_model(model, loss, probes)
     coordinates = _coordinates(config, model, loss)
     mechanism = config.mechanism
     dtype = torch.float64 if mechanism.arithmetic == "float64" else torch.float32
@@ -184,7 +196,9 @@ def _probe(config: TrainConfig, form: ExampleForm) -> Probe:
             return ZipfDocuments(seed, form.shape[0], targets, exponent=wanted.alpha)
         case "public":
             assert wanted.folder is not None
-            return PublicFolder(wanted.folder, seed, targets)
+            folder = PublicFolder(wanted.folder, seed, targets)
+            folder.check_form(form.shape, tokens=form.tokens, classes=form.classes)
+            return folder
     raise InvalidParameter("preconditioner.probe", wanted.kind, "a probe of the data's form")
 
 
@@ -197,12 +211,35 @@ def _targets(form: ExampleForm) -> Targets:
 
 
 def _of_form(form: ExampleForm, seed: int) -> MicroBatch:
-    """A few public inputs of the declared form, whatever the probes are: white, or uniform tokens."""
+    """A few public inputs of the declared form, whatever the probes are: white, or uniform tokens.
+
+    Sequences of tokens end at lengths in no order, with 0 behind them, and the first holds the last token: a
+    model that sorts by length, or has too few words, shows it.
+    """
     public, size = _probe_seed(seed), math.prod(form.shape)
     streams = [PublicStream(public, "check", 0, i) for i in range(_CHECKED)]
     drawn = [s.integers(0, form.tokens, size) if form.tokens else s.normal(size) for s in streams]
-    features = np.array(drawn, form.feature_type).reshape(_CHECKED, *form.shape)
-    return MicroBatch((torch.from_numpy(features),), _targets(form).draw(public, 0, 0, _CHECKED))
+    features = np.array(drawn, form.feature_type)
+    if form.tokens:
+        for row in range(_CHECKED):
+            length = max(1, size * (_CHECKED - 3 * row % _CHECKED) // _CHECKED)
+            features[row, length:] = 0
+        features[0, 0] = form.tokens - 1
+    inputs = torch.from_numpy(features.reshape(_CHECKED, *form.shape))
+    return MicroBatch((inputs,), _targets(form).draw(public, 0, 0, _CHECKED))
+
+
+def _check_outputs(model: nn.Module, probes: MicroBatch, form: ExampleForm) -> None:
+    """A model that does not fit the declared form is found on public inputs, before any charge."""
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            outputs = model(*probes.inputs)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise InvalidParameter(
+            "model", f"{type(error).__name__} on public inputs", f"a model of inputs of shape {form.shape}"
+        ) from error
+    if form.classes and outputs.shape[-1] < form.classes:
+        raise InvalidParameter("model", f"{outputs.shape[-1]} outputs", f"{form.classes}, one a class")
 
 
 def _constants(config: TrainConfig, parts: Components) -> dict[str, Any]:
@@ -232,8 +269,17 @@ def _constants(config: TrainConfig, parts: Components) -> dict[str, Any]:
 
 def parameters_digest(model: nn.Module) -> str:
     """SHA-256 over names and bytes of all parameters and buffers, in order."""
+    return _digest(model.state_dict())
+
+
+def constants_digest(model: nn.Module) -> str:
+    """SHA-256 over all that training leaves alone: frozen parameters and buffers."""
+    return _digest(state_of(model))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         digest.update(f"{name},{tensor.dtype},{tuple(tensor.shape)};".encode())
         digest.update(_bytes(tensor))
     return digest.hexdigest()

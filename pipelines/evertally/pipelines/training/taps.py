@@ -98,6 +98,10 @@ def _tap(layer: Layer, uses: list[_Use]) -> torch.utils.hooks.RemovableHandle:
     def hook(_module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         if not output.requires_grad:
             raise UnsupportedMechanism(f"layer {layer.name}: it is trainable and runs under no_grad")
+        if not arguments:
+            raise UnsupportedMechanism(
+                f"layer {layer.name}: its input is a keyword argument; pass it by place"
+            )
         entered = arguments[0].detach()
         # The edge is that of the output as it is now; an in-place activation afterwards does not move it.
         edge = get_gradient_edge(output)
