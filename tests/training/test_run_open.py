@@ -11,7 +11,7 @@ from tests.training.training_crashes import copied, crashing_seams, prepared
 from tests.training.training_runs import Toy
 
 from evertally.accountants.budget import open_ledger
-from evertally.errors import Fenced, IntegrityError
+from evertally.errors import Fenced, IntegrityError, InvalidParameter
 from evertally.pipelines.training.config_sections import BudgetConfig
 from evertally.pipelines.training.lease import Budget
 from evertally.pipelines.training.run import train_run
@@ -88,3 +88,26 @@ def test_a_damaged_plan_is_refused_by_name(damage: str, tmp_path: Path) -> None:
     (toy.run / "plan.json").write_text(damage)
     with pytest.raises(IntegrityError, match=r"plan\.json is damaged"):
         open_run(toy.config())
+
+
+@pytest.mark.slow
+def test_a_finished_run_answers_for_its_own_configuration_only(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy")
+    toy.tables |= {
+        "training": "batches = 2\nepochs = 1\nexpected_units = 240",
+        "privacy": "noise_multiplier = 4.0\ndelta = 1e-5",
+        "preconditioner": 'transform = "none"',
+    }
+    done = train_run(toy.config())
+    assert train_run(toy.config()).epsilon == done.epsilon
+    for table, text, field in (
+        ("privacy", f"epsilon = {done.epsilon * 0.9}\ndelta = 1e-5", "privacy.epsilon"),
+        ("privacy", "noise_multiplier = 5.0\ndelta = 1e-5", "privacy.noise_multiplier"),
+        ("privacy", "noise_multiplier = 4.0\ndelta = 1e-6", "privacy.delta"),
+        ("training", "batches = 3\nepochs = 1\nexpected_units = 240", "training.batches"),
+    ):
+        before = toy.tables[table]
+        toy.tables[table] = text
+        with pytest.raises(InvalidParameter, match=field):
+            train_run(toy.config())
+        toy.tables[table] = before

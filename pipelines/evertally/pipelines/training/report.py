@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -114,9 +115,47 @@ def make_report(
     )
 
 
-def read_report(folder: Path) -> RunReport | None:
-    """The report of a finished run, None where it is not finished."""
-    path = folder / _REPORT
+def read_report(config: TrainConfig) -> RunReport | None:
+    """The report of a finished run, None where it is not finished.
+
+    Raises:
+        IntegrityError: it is damaged.
+        InvalidParameter: it tells of another run than the configuration does.
+    """
+    report = _stored(config.folder / _REPORT)
+    if report is not None:
+        for field, (asked, done) in _promises(config, report).items():
+            if asked != done:
+                expected = (
+                    f"{done}, as the finished run in {config.folder.name} has it; or another run.folder"
+                )
+                raise InvalidParameter(field, asked, expected)
+    return report
+
+
+def _promises(config: TrainConfig, report: RunReport) -> dict[str, tuple[object, object]]:
+    """What a configuration asks for and what a report says, by field."""
+    mechanism, loss = config.mechanism, config.privacy.loss
+    pairs: dict[str, tuple[object, object]] = {
+        "run.name": (config.name, report.run),
+        "privacy.unit": (config.budget.unit, report.unit),
+        "privacy.delta": (config.privacy.delta, report.delta),
+        "budget.scope": (config.budget.name, report.scope),
+        "training.strategy": (repr(mechanism.strategy), report.strategy),
+        "training.batches": (repr(mechanism.participation), report.participation),
+        "training.clip": (mechanism.clip, report.clip),
+        "training.divisor": (mechanism.divisor, report.divisor),
+    }
+    if loss is not None and loss.epsilon is not None and report.epsilon > loss.epsilon:
+        pairs["privacy.epsilon"] = (loss.epsilon, report.epsilon)
+    if loss is not None and loss.noise_multiplier is not None:
+        same = math.isclose(loss.noise_multiplier, report.noise_multiplier, rel_tol=2.0**-19)
+        if not same:  # a buffered strategy's is raised by 2^-20
+            pairs["privacy.noise_multiplier"] = (loss.noise_multiplier, report.noise_multiplier)
+    return pairs
+
+
+def _stored(path: Path) -> RunReport | None:
     if not path.exists():
         return None
     try:

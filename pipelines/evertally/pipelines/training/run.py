@@ -67,7 +67,7 @@ def train_run(
         StorageFull: a durable write failed; nothing of it was published.
         ServiceUnavailable: the budget service or the broker cannot be reached.
     """
-    finished = read_report(config.folder)
+    finished = read_report(config)
     if finished is not None:
         _delete_private(config.folder)
         return finished
