@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tests.training import training_awkward as awkward
 from tests.training.training_runs import Toy
@@ -112,6 +113,16 @@ def test_too_few_outputs_are_found_before_the_charge(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameter, match="2 outputs"):
         train_run(toy.config())
     assert not (toy.folder / "budget.ledger").exists()
+
+
+def test_a_start_that_no_seed_decides_is_found_before_the_charge(tmp_path: Path) -> None:
+    toy = toy_of("unseeded", tmp_path / "toy")
+    with pytest.raises(InvalidParameter, match="the same parameters at every call"):
+        train_run(toy.config())
+    assert not (toy.folder / "budget.ledger").exists()
+    safetensors.torch.save_file(awkward.unseeded().state_dict(), str(toy.folder / "start.safetensors"))
+    toy.tables["model"] += '\ninit = "start.safetensors"'
+    assert train_run(toy.config()).steps == 8
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -139,4 +140,11 @@ def adapted() -> nn.Module:
     """An adapter that hangs on a Linear of the exact type."""
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES))
     model[0].register_parameter("lora", nn.Parameter(torch.zeros(FEATURES, 2)))
+    return model
+
+
+def unseeded() -> nn.Module:
+    """Starts from a generator that no seed of the run decides."""
+    model = nn.Linear(FEATURES, CLASSES)
+    nn.init.constant_(model.weight, float(np.random.default_rng().normal()))
     return model

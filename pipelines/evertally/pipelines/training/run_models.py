@@ -23,11 +23,15 @@ def build_model(config: ModelConfig, form: ExampleForm, seed: int) -> nn.Module:
     """The model with its starting parameters: a function of the public seed, or of a public file.
 
     Raises:
-        InvalidParameter: a factory that cannot be imported or gives no module; a file that does not fit.
+        InvalidParameter: a factory that cannot be imported, gives no module, or another one at each call; a
+            file that does not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _own(config.factory) if config.kind == "factory" else _built_in(config, form)
+        if config.kind == "factory" and config.init is None:
+            torch.manual_seed(seed)
+            _check_same(config.factory, model, _own(config.factory))
     if config.init is not None:
         try:
             model.load_state_dict(safetensors.torch.load_file(str(config.init)), strict=True)
@@ -51,6 +55,17 @@ def _own(factory: str) -> nn.Module:
             "model.factory", type(made).__name__, "a function that returns a torch.nn.Module"
         )
     return made
+
+
+def _check_same(factory: str, one: nn.Module, other: nn.Module) -> None:
+    """A start that differs from call to call is another plan at a resume, whose budget is spent by then."""
+    first, second = one.state_dict(), other.state_dict()
+    if first.keys() != second.keys() or not all(torch.equal(t, second[name]) for name, t in first.items()):
+        raise InvalidParameter(
+            "model.factory",
+            factory,
+            "the same parameters at every call (draw from torch's generator, or give init)",
+        )
 
 
 def _built_in(config: ModelConfig, form: ExampleForm) -> nn.Module:
