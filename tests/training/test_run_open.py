@@ -47,6 +47,7 @@ def test_a_run_that_is_taken_over_while_it_opens_takes_no_second_lease(tmp_path:
     assert toy.spent()[0] == 1
 
 
+@pytest.mark.slow
 def test_a_reservation_that_lapsed_is_made_again(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     with pytest.raises(SimulatedCrash):
@@ -63,6 +64,7 @@ def test_a_reservation_that_lapsed_is_made_again(tmp_path: Path) -> None:
     assert toy.spent()[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", ['strategy = "identity"', 'strategy = "blt"\noutput_scales = [0.5]\nbuffer_decays = [0.5]']
 )

@@ -100,6 +100,7 @@ def test_what_is_accepted_trains_to_its_end(factory: str, tmp_path: Path) -> Non
     assert report.measured > 0.8
 
 
+@pytest.mark.slow
 def test_a_buffer_that_comes_to_hold_examples_is_not_released(tmp_path: Path) -> None:
     toy = toy_of("counting_later", tmp_path / "toy")
     with pytest.raises(IntegrityError, match="nothing of these steps is released"):
@@ -115,6 +116,7 @@ def test_too_few_outputs_are_found_before_the_charge(tmp_path: Path) -> None:
     assert not (toy.folder / "budget.ledger").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_no_seed_decides_is_found_before_the_charge(tmp_path: Path) -> None:
     toy = toy_of("unseeded", tmp_path / "toy")
     with pytest.raises(InvalidParameter, match="the same parameters at every call"):
