@@ -69,6 +69,9 @@ class ContinualSum(beam.PTransform[PCollection[Any], Counted]):
     any input, a tick ends by the workers' clock (and not before the input's watermark), and what comes too
     late goes to the first open tick.
 
+    A live input has no offsets in the ledger: what its source delivers again to a job that was started anew,
+    without its runner's state, counts again. The bound of a unit other than "event" holds across jobs.
+
     Args:
         spec: the stream: keys, tick, clip, bounds on a unit, mechanism, scope.
         ledger: where workers find the ledger.
