@@ -144,6 +144,14 @@ def test_fewer_buckets_do_not_make_a_unit_new(tmp_path: Path) -> None:
         counted(bucket(stream, 0, 2), 2, 2)
 
 
+def test_a_part_led_to_another_bucket_is_refused(tmp_path: Path) -> None:
+    """There its units would be new, and count again."""
+    stream = person_stream(tmp_path)
+    assert counted(bucket(stream, 1, 4), 1, 5) == 1
+    with pytest.raises(IntegrityError, match="another bucket"):
+        counted(bucket(stream, 2, 4), 1, 5)
+
+
 def test_a_replay_from_the_start_that_is_killed_can_be_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

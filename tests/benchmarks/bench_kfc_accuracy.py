@@ -5,7 +5,7 @@
 
 The search, on seed 0, is the same for all: three rates at clip norm 0.3; more beyond an edge while that is
 best, six in all at most; then clip norms 0.1 and 1 at the same update. The best is run on fresh seeds. Runs
-are kept in the user's cache, so a search can be continued. Accounting: random allocation, this package's
+are kept in kfc_runs.json, so a search can be continued. Accounting: random allocation, this package's
 bound, delta 1e-5.
 """
 
@@ -49,8 +49,8 @@ def measure(chosen: Task, epsilon: float, methods: list[str], seeds: int) -> Non
             )
             runs.update(load())  # another process may have added its own
             runs[key] = {
-                "accuracy": outcome.accuracy, "cpu_s": outcome.cpu_s, "condition": outcome.condition,
-                "smallest": outcome.smallest, "sigma": sigma,
+                "accuracy": outcome.accuracy, "cpu_s": round(outcome.cpu_s, 2), "sigma": sigma,
+                "condition": outcome.condition, "smallest": outcome.smallest,
             }  # fmt: skip
             keep(runs)
         return float(runs[key]["accuracy"])

@@ -1,10 +1,11 @@
-"""The page of private training side by side, from the cached runs: docs/comparison-training.md."""
+"""The page of private training side by side, from the runs that are kept: docs/comparison-training.md."""
 
 from __future__ import annotations
 
 import platform
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.benchmarks.kfc_search import EPSILONS, Summary, load, suited, summary
@@ -38,7 +39,8 @@ PRINTED = {
 }  # fmt: skip
 INTRODUCTION = """# Private training side by side
 
-Written by `tests/benchmarks/bench_kfc_accuracy.py --page`; nothing here is typed by hand. Test accuracy in
+Written by `tests/benchmarks/bench_kfc_accuracy.py --page` from the runs in `tests/benchmarks/kfc_runs.json`;
+nothing here is typed by hand. Test accuracy in
 percent: mean and standard deviation over fresh seeds, at the clip norm and learning rate that a search found
 best. The search was the same for all, on seed 0: three rates at clip norm 0.3, more beyond an edge while that
 was best (six in all at most), then clip norms 0.1 and 1 at the same update. Its CPU seconds are in the table;
@@ -172,9 +174,8 @@ def table(name: str, epsilon: float, found: dict[str, Summary]) -> list[str]:
     return [*lines, "", *verdict(name, epsilon, found)]
 
 
-def write() -> None:
-    """Write the page from what has been run so far."""
-    runs = load()
+def page(runs: dict[str, Any]) -> str:
+    """The whole page, from these runs."""
     every: Found = {
         (name, epsilon): {m: s for m in suited(name) if (s := summary(runs, name, epsilon, m)) is not None}
         for name in TASKS
@@ -184,5 +185,10 @@ def write() -> None:
     lines += [*overview(every), *transfer(every)]
     for (name, epsilon), found in every.items():
         lines += table(name, epsilon, found)
-    PAGE.write_text("\n".join([*lines, CLOSING]))
+    return "\n".join([*lines, CLOSING])
+
+
+def write() -> None:
+    """Write the page from what has been run so far."""
+    PAGE.write_text(page(load()), "utf-8")
     print(f"wrote {PAGE.name}")

@@ -1,4 +1,4 @@
-"""The search that tunes every compared method alike, and the cache of its runs."""
+"""The search that tunes every compared method alike, and its runs, which are kept beside it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.benchmarks import kfc_cache
 from tests.benchmarks.kfc_training import METHODS, Method
 
 EPSILONS, FRESH = (1.0, 2.0, 8.0), (1, 2, 3)
 CLIP, OTHER_CLIPS, RATES_MAX = 0.3, (0.1, 1.0), 6
+RUNS: Final = Path(__file__).with_name("kfc_runs.json")
 IMAGES_ONLY = ("kfc-1", "kfc-lit", "kfc-digits", "kfc-photographs")
 
 
@@ -35,25 +35,22 @@ def suited(name: str) -> list[str]:
 
 
 def key_of(name: str, epsilon: float, method: str, setting: Setting, seed: int) -> str:
-    """The name of a run in the cache; without noise a run is the same at every epsilon."""
+    """The name of a run; without noise a run is the same at every epsilon."""
     spent = epsilon if METHODS[method].noise else EPSILONS[0]
     return f"{name}|{spent:g}|{method}|{setting.key}|{seed}"
 
 
-def _store() -> Path:
-    return kfc_cache.folder() / "kfc-search.json"
-
-
 def load() -> dict[str, Any]:
     """All runs by key."""
-    return json.loads(_store().read_text()) if _store().exists() else {}
+    return json.loads(RUNS.read_text("utf-8")) if RUNS.exists() else {}
 
 
 def keep(runs: dict[str, Any]) -> None:
-    """Replace the stored runs at once, so that a reader never sees half of them."""
-    fresh = _store().with_suffix(".new")
-    fresh.write_text(json.dumps(runs, indent=1))
-    os.replace(fresh, _store())
+    """Replace the stored runs at once, a line each, so that a reader never sees half of them."""
+    lines = [f"{json.dumps(key)}: {json.dumps(runs[key])}" for key in sorted(runs)]
+    fresh = RUNS.with_suffix(".new")
+    fresh.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+    os.replace(fresh, RUNS)
 
 
 def search(method: Method, accuracy: Callable[[Setting], float]) -> Setting:

@@ -72,6 +72,8 @@ class _Bucket:
 
     def _counted(self, whole: Part) -> IntArray:
         """The contributions of a tick that count, remembered; of a durable tick they are what they were."""
+        if np.any(whole.rows[0] % self._counting.buckets != self._bucket):
+            raise IntegrityError(f"tick {whole.t} holds units of another bucket; nothing is counted")
         past = self.units.get(set(whole.rows[0].tolist()), whole.t)
         kept, after = bound_tick(whole.rows, whole.t, past, self._bound)
         if whole.t > self.units.through or whole.t > self.durable():
