@@ -9,14 +9,17 @@ import random
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from evertally.accountants import (
     BLT,
     BallsInBins,
     BandedSquareRoot,
+    BandMF,
     CyclicPoisson,
     EachEpochOnce,
     Identity,
+    LowerTriangular,
     Poisson,
     account,
     calibrate_noise_multiplier,
@@ -146,6 +149,23 @@ def test_cyclic_poisson_counts_its_rounds() -> None:
         account(strategy, CyclicPoisson(0.1, 100, 3), 3.0)
     with pytest.raises(UnsupportedMechanism):
         account(strategy, Poisson(0.1, 100), 3.0)
+
+
+def test_cyclic_poisson_pays_for_the_largest_column() -> None:
+    # a hundredth of the records meets a first row of ten times the norm: that row alone loses this much
+    matrix = np.diag([10.0] + [1.0] * 19)
+    scheme, mu, rate = CyclicPoisson(0.01, 20, 1), 10.0 / 3.0, 0.01
+    cut = (math.log((math.e - (1.0 - rate)) / rate) + mu * mu / 2.0) / mu
+    alone = (1.0 - rate) * ndtr(-cut) + rate * ndtr(mu - cut) - math.e * ndtr(-cut)
+    assert account(LowerTriangular(matrix), scheme, 3.0).delta(epsilon=1.0).value >= alone
+    assert account(LowerTriangular(matrix, True), scheme, 3.0).delta(epsilon=1.0).value <= 0.01 * alone
+    # equal columns cost what the same matrix by its diagonals does
+    banded = np.eye(20) + 0.5 * np.eye(20, k=-1)
+    same = [
+        account(strategy, CyclicPoisson(0.1, 20, 2), 3.0).delta(epsilon=1.0).value
+        for strategy in (BandMF(2, False, (1.0, 0.5)), LowerTriangular(banded))
+    ]
+    assert same[1] == pytest.approx(same[0], rel=1e-9)
 
 
 def test_participation_is_required_and_has_no_defaults() -> None:

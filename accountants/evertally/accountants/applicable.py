@@ -9,6 +9,7 @@ from evertally.accountants.allocation_curves import Colour, RandomAllocation
 from evertally.accountants.bound import Direction, Source
 from evertally.accountants.curves import Conditional, Curve, Gaussian
 from evertally.accountants.floor import Floor
+from evertally.accountants.lower_triangular import LowerTriangular
 from evertally.accountants.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -83,21 +84,26 @@ def _offered(
     if isinstance(participation, Poisson):
         if not isinstance(strategy, Identity):
             raise UnsupportedMechanism("Poisson sampling is accounted for the identity strategy only")
-        return _sampled(participation.sampling_probability, participation.rows, 1.0, directions)
+        rows = participation.rows
+        return _sampled(participation.sampling_probability, rows, 1.0, float(rows), directions)
     if isinstance(participation, CyclicPoisson):
         rounds = -(-participation.rows // participation.cycle)
         scheme = BallsInBins(participation.cycle, rounds)
         if bands(strategy, scheme) > participation.cycle:
             raise UnsupportedMechanism("cyclic Poisson sampling needs a strategy with at most `cycle` bands")
-        square = strategy.gram(scheme).maximum / rounds * (1.0 + 2.0**-50)
-        return _sampled(participation.sampling_probability, rounds, square, directions)
+        whole = strategy.gram(scheme).maximum
+        # no band reaches the next round: a round's sensitivity is one column's norm, and the largest counts;
+        # of a Toeplitz matrix the first bin's columns are the largest, and all the same
+        even = whole / rounds * (1.0 + 2.0**-50)
+        square = strategy.largest_column() if isinstance(strategy, LowerTriangular) else even
+        return _sampled(participation.sampling_probability, rounds, square, whole, directions)
     raise InvalidParameter("participation", type(participation).__name__, "a participation of this package")
 
 
 def _sampled(
-    probability_: float, rounds: int, square: float, directions: tuple[Direction, ...]
+    probability_: float, rounds: int, square: float, whole: float, directions: tuple[Direction, ...]
 ) -> tuple[list[Curve], Floor]:
-    whole = square * rounds * (1.0 + 2.0**-50)
+    """Rounds of squared sensitivity `square` each, at most `whole` together."""
     return [Gaussian(whole), PoissonRenyi(probability_, rounds, square)], Floor(
         whole, None, 0.0, directions, "none"
     )

@@ -48,6 +48,12 @@ class LowerTriangular:
         """Gram matrix under one bin per record; participation.rows must be the matrix's."""
         return _explicit_gram(self, participation)
 
+    def largest_column(self) -> float:
+        """Largest squared norm of a column, rounded up."""
+        squares = (self.matrix * self.matrix).sum(axis=0)
+        largest = 1.0 if self.normalize_columns else float(squares.max())
+        return largest * (1.0 + (self.matrix.shape[0] + 8) * 2.0**-49)
+
 
 @lru_cache(maxsize=16)
 def _explicit_gram(strategy: LowerTriangular, participation: BallsInBins) -> Gram:
