@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
+import mpmath
 import numpy as np
 import pytest
 
 from evertally.counters import Rational
+from evertally.counters.rational import _sensitivity_squared
 from evertally.counters.yardstick import yardstick_variance
 from evertally.errors import InvalidParameter
 
@@ -156,3 +160,27 @@ def test_a_label_reads_back() -> None:
     m = Rational.from_weights((1, 4), (0.3, 0.2, 0.1, 0.4))
     assert Rational.from_label(m.label) == m
     assert Rational.from_label("H40") == Rational.preset("H40")
+
+
+@pytest.mark.slow
+def test_another_threads_precision_does_not_reach_the_sensitivity() -> None:
+    """mpmath's own precision belongs to the process: two charges at once used to share it."""
+    mechanism = Rational.preset("H48")
+    expected = mechanism.sensitivity_squared(2, 1)  # at 53 bits it comes out 1.6e-5 away
+    _sensitivity_squared.cache_clear()
+    done = threading.Event()
+    before = mpmath.mp.prec
+
+    def work_at_low_precision() -> None:
+        while not done.is_set():
+            mpmath.mp.prec = 53
+            time.sleep(1e-4)
+
+    other = threading.Thread(target=work_at_low_precision)
+    other.start()
+    try:
+        assert mechanism.sensitivity_squared(2, 1) == expected
+    finally:
+        done.set()
+        other.join()
+        mpmath.mp.prec = before

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
@@ -25,7 +26,7 @@ from evertally.counters.factorization import NoiseEngine, NoiseSource
 from evertally.counters.noise_power import NoisePowerTrack, noise_power_track
 from evertally.counters.presets import PRESETS
 from evertally.counters.rational_engine import FRACTION_BITS, rational_engine
-from evertally.counters.rational_roots import Decay, decay_modes
+from evertally.counters.rational_roots import Decay, decay_modes, precise_context
 from evertally.errors import InvalidParameter
 from evertally.validation import integer, positive_integer
 
@@ -96,7 +97,7 @@ class Rational:
         if not all(math.isfinite(w) and w > 0 for w in weights[:-1]):
             raise InvalidParameter("weights", weights, "finite positive weights, that of theta=1 included")
         bits = 60 if min(weights[:-1]) < _SMALL_WEIGHT else 32
-        dyadic = tuple(int(mpmath.nint(mpmath.ldexp(mpmath.mpf(w), bits))) for w in weights[:-1])
+        dyadic = tuple(round(Fraction(w) * (1 << bits)) for w in weights[:-1])
         rest = (1 << bits) - sum(dyadic)
         if rest < 0:
             raise InvalidParameter("weights", weights, "weights that add up to at most 1")
@@ -146,11 +147,12 @@ class Rational:
     @property
     def kappa(self) -> float:
         """||L^{-1}||_{2->2} = 1/f_L(-1) <= 2, rounded up."""
-        with mpmath.workprec(160):
-            value = mpmath.mpf(self.weights[-1]) + mpmath.mpf(self.weights[-2]) / 2
-            for k, w in zip(self.exponents, self.weights, strict=False):
-                value += w / (2 - mpmath.ldexp(1, -k))
-            return _up(mpmath.ldexp(1, self.weight_bits) / value)
+        value = self.weights[-1] + Fraction(self.weights[-2], 2)
+        for k, w in zip(self.exponents, self.weights, strict=False):
+            value += w / (2 - Fraction(1, 1 << k))
+        exact = (1 << self.weight_bits) / value
+        found = float(exact)
+        return math.nextafter(found, math.inf) if found < exact else found
 
     @property
     def state_rounding(self) -> float:
@@ -183,8 +185,9 @@ class Rational:
         n = positive_integer("n", n, high=2**32)
         ticks = np.arange(n, dtype=np.float64)
         coefficients = np.zeros(n)
+        context = precise_context(160)
         for c, s in zip(*self.decay, strict=True):
-            coefficients += float(c) * np.exp(-ticks * float(mpmath.log1p(s)))
+            coefficients += float(c) * np.exp(-ticks * float(context.log1p(context.mpf(s))))
         coefficients[0] = 1.0
         return coefficients
 
@@ -257,27 +260,23 @@ def _geometric_power(amplitudes: list[float], rates: list[float], t: int) -> flo
 
 @lru_cache(maxsize=256)
 def _sensitivity_squared(decay: Decay, k: int, b: int, horizon: int | None) -> float:
-    with mpmath.workprec(400):
-        logs = [mpmath.log1p(s) for s in decay.roots]
-        total = mpmath.mpf(0)
-        for c, u in zip(decay.amplitudes, logs, strict=True):
-            pattern = _pattern_sum(u, k, b)
-            for d, v in zip(decay.amplitudes, logs, strict=True):
-                kept = mpmath.mpf(1) if horizon is None or k > 1 else -mpmath.expm1(-(u + v) * horizon)
-                total += c * d * pattern * kept / -mpmath.expm1(-(u + v))
-        return _up(total)
+    context = precise_context(400)
+    logs = [context.log1p(context.mpf(s)) for s in decay.roots]
+    amplitudes = [context.mpf(c) for c in decay.amplitudes]
+    total = context.mpf(0)
+    for c, u in zip(amplitudes, logs, strict=True):
+        pattern = _pattern_sum(context, u, k, b)
+        for d, v in zip(amplitudes, logs, strict=True):
+            kept = context.mpf(1) if horizon is None or k > 1 else -context.expm1(-(u + v) * horizon)
+            total += c * d * pattern * kept / -context.expm1(-(u + v))
+    found = float(total)
+    return math.nextafter(found, math.inf) if context.mpf(found) < total else found
 
 
-def _pattern_sum(rate: mpmath.mpf, k: int, b: int) -> mpmath.mpf:
+def _pattern_sum(context: mpmath.MPContext, rate: mpmath.mpf, k: int, b: int) -> mpmath.mpf:
     """k + 2 sum_{m=1}^{k-1} (k - m) q^m with q = e^{-rate b}, in closed form."""
     if k == 1:
-        return mpmath.mpf(1)
-    gap = -mpmath.expm1(-rate * b)
+        return context.mpf(1)
+    gap = -context.expm1(-rate * b)
     q = 1 - gap
-    return k + 2 * q * (k * gap + mpmath.expm1(-rate * b * k)) / gap**2
-
-
-def _up(value: mpmath.mpf) -> float:
-    """The double just above a high-precision value."""
-    x = float(value)
-    return math.nextafter(x, math.inf) if mpmath.mpf(x) < value else x
+    return k + 2 * q * (k * gap + context.expm1(-rate * b * k)) / gap**2

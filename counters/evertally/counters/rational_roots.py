@@ -15,7 +15,7 @@ import mpmath
 
 from evertally.errors import IntegrityError
 
-__all__ = ["Decay", "decay_modes"]
+__all__ = ["Decay", "decay_modes", "precise_context"]
 
 _PRECISION: Final = 260
 
@@ -30,19 +30,26 @@ class Decay(NamedTuple):
 @lru_cache(maxsize=64)
 def decay_modes(exponents: tuple[int, ...], weights: tuple[int, ...], weight_bits: int) -> Decay:
     """Amplitudes and roots to about 70 digits; checked against sum_j c_j = R_0 = 1."""
-    with mpmath.workprec(_PRECISION):
-        real = [mpmath.ldexp(w, -weight_bits) for w in weights]
-        gaps = [mpmath.ldexp(1, -k) for k in exponents]
-        poles = sorted(gap / (1 - gap) for gap in gaps)
-        ends = [mpmath.mpf(0), *poles]
-        brackets = list(itertools.pairwise(ends))
-        if weights[-1] > 0:
-            brackets.append((poles[-1], poles[-1] + 1 + 2 * _beyond(real)))
-        roots = tuple(_root(low, high, real, gaps) for low, high in brackets)
-        amplitudes = tuple(-1 / ((1 + s) * _slope(s, real, gaps)) for s in roots)
-        if min(amplitudes) <= 0 or abs(sum(amplitudes) - 1) > mpmath.mpf(10) ** -50:
-            raise IntegrityError("the partial fractions of a rational factorization did not close")
-        return Decay(amplitudes, roots)
+    context = precise_context(_PRECISION)
+    real = [context.ldexp(w, -weight_bits) for w in weights]
+    gaps = [context.ldexp(1, -k) for k in exponents]
+    poles = sorted(gap / (1 - gap) for gap in gaps)
+    ends = [context.mpf(0), *poles]
+    brackets = list(itertools.pairwise(ends))
+    if weights[-1] > 0:
+        brackets.append((poles[-1], poles[-1] + 1 + 2 * _beyond(real)))
+    roots = tuple(_root(low, high, real, gaps) for low, high in brackets)
+    amplitudes = tuple(-1 / ((1 + s) * _slope(s, real, gaps)) for s in roots)
+    if min(amplitudes) <= 0 or abs(sum(amplitudes) - 1) > context.mpf(10) ** -50:
+        raise IntegrityError("the partial fractions of a rational factorization did not close")
+    return Decay(amplitudes, roots)
+
+
+def precise_context(precision: int) -> mpmath.MPContext:
+    """A context of the caller's own: mpmath's global precision is shared by all threads of a process."""
+    context = mpmath.MPContext()
+    context.prec = precision
+    return context
 
 
 def _beyond(real: list[mpmath.mpf]) -> mpmath.mpf:
@@ -75,7 +82,7 @@ def _root(low: mpmath.mpf, high: mpmath.mpf, real: list[mpmath.mpf], gaps: list[
             high = s
         newton = s - value / _slope(s, real, gaps)
         following = newton if low < newton < high else (low + high) / 2
-        if abs(following - s) <= mpmath.ldexp(abs(s), 8 - _PRECISION):
+        if abs(following - s) <= abs(s) * 2.0 ** (8 - _PRECISION):
             return following
         s = following
     raise IntegrityError("a root of a rational factorization did not converge")
