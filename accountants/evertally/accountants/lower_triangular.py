@@ -52,7 +52,7 @@ class LowerTriangular:
         """Largest squared norm of a column, rounded up."""
         squares = (self.matrix * self.matrix).sum(axis=0)
         largest = 1.0 if self.normalize_columns else float(squares.max())
-        return largest * (1.0 + (self.matrix.shape[0] + 8) * 2.0**-49)
+        return float(largest * (1.0 + (self.matrix.shape[0] + 8) * 2.0**-49))
 
 
 @lru_cache(maxsize=16)
