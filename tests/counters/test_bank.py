@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 from collections.abc import Sequence
@@ -139,6 +140,23 @@ def test_snapshots_of_other_streams_and_damaged_ones_are_refused() -> None:
     for size in (0, 5, len(snapshot) - 1):
         with pytest.raises(IntegrityError):
             new_bank().load(snapshot[:size])
+
+
+def test_a_snapshot_goes_on_where_the_sensitivity_ends_in_other_digits() -> None:
+    """Another processor's sums of doubles; ten times what was seen between two kinds of them."""
+    here = new_bank()
+    here.close_ticks([[1, 2, 3]])
+    snapshot = here.snapshot()
+    sensitivity = here.grid.sensitivity
+    for factor, accepted in ((1 + 2e-14, True), (1 - 2e-14, True), (1 + 1e-12, False), (2.0, False)):
+        grid = dataclasses.replace(here.grid, sensitivity=sensitivity * factor)
+        there = CounterBank(W32, grid, KeyedNoise(KEY, range(3)))
+        if accepted:
+            there.load(snapshot)
+            assert there.close_ticks([[0, 0, 0]]) == new_bank().close_ticks([[1, 2, 3], [0, 0, 0]])[1:]
+        else:
+            with pytest.raises(IntegrityError, match="other parameters"):
+                there.load(snapshot)
 
 
 def test_secrets_are_redacted_and_not_pickled() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -105,6 +107,28 @@ def test_a_run_killed_before_its_first_mark_starts_over(tmp_path: Path) -> None:
             sink.rewind(0)
             sink.append([release(1).encode()])
         assert path.read_bytes() == HEADER.encode() + release(1).encode()
+
+
+def test_a_file_of_another_machine_goes_on_though_its_header_ends_in_other_digits(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    there = replace(HEADER, mu=math.nextafter(0.5, 1.0), epsilon=math.nextafter(2.25, 0.0)).encode()
+    with FileSink(path, there) as sink:
+        mark = sink.append([release(1).encode()])
+    assert len(there) > len(HEADER.encode())
+    with FileSink(path, HEADER.encode()) as sink:
+        assert sink.last_tick() == 1
+        sink.rewind(mark)
+        sink.append([release(2).encode()])
+    assert path.read_bytes() == there + release(1).encode() + release(2).encode()
+    for other in (
+        replace(HEADER, mu=0.5000001).encode(),
+        replace(HEADER, clip=2).encode(),
+        there.replace(b":", b": ", 1),
+        there.replace(b',"mu"', b',"epsilon":9.0,"mu"'),
+    ):
+        path.write_bytes(other + release(1).encode())
+        with FileSink(path, HEADER.encode()) as sink, pytest.raises(IntegrityError):
+            sink.rewind(len(other))
 
 
 def test_files_that_are_not_ours_stay_as_they_are(tmp_path: Path) -> None:

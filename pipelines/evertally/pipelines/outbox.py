@@ -17,7 +17,7 @@ from typing import IO, Final, NamedTuple
 from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, ReleaseRow, ShardRef
 from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
-from evertally.pipelines.releases import Release
+from evertally.pipelines.releases import Release, standing_header
 from evertally.pipelines.stream_spec import header_of
 
 __all__ = ["Republished", "publish_again", "release_lines"]
@@ -81,6 +81,9 @@ def publish_again(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     with _reserved(path) as old:
         _refuse_rollback(old, opened, head.t, path)
+        if old is not None:
+            old.seek(0)
+            header = standing_header(old.readline(2 * len(header)), header)
         try:
             with temporary.open("xb") as new:
                 os.fchmod(new.fileno(), 0o644)

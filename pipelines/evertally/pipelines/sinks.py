@@ -18,7 +18,7 @@ from typing import Final, Protocol, Self
 
 from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, InvalidParameter, StorageFull
-from evertally.pipelines.releases import RELEASE_SCHEMA, Release
+from evertally.pipelines.releases import RELEASE_SCHEMA, Release, standing_header
 
 __all__ = ["FileSink", "Sink"]
 
@@ -56,7 +56,6 @@ class FileSink:
 
     def __init__(self, path: Path, header: bytes) -> None:
         self._path = path
-        self._header = header
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -65,6 +64,7 @@ class FileSink:
                     "output.releases", str(path), "a regular file, which can be cut and appended"
                 )
             self._file = os.fdopen(descriptor, "r+b")
+            self._header = standing_header(self._file.readline(_TAIL_BYTES + len(header)), header)
             # shared: fencing is the ledger's work; `publish_again` asks whether anyone has the file
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             sync_folder(path.parent)
