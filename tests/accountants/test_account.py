@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.special import ndtr
@@ -166,6 +167,30 @@ def test_cyclic_poisson_pays_for_the_largest_column() -> None:
         for strategy in (BandMF(2, False, (1.0, 0.5)), LowerTriangular(banded))
     ]
     assert same[1] == pytest.approx(same[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1e6, 0.0), (1e9, 1e-9), (1e6, 3e-6), (2.0, 1.0)])
+def test_a_known_bins_lower_bound_is_below_the_truth_where_rounding_is_most_of_it(
+    sigma: float, epsilon: float
+) -> None:
+    """At much noise a rounding margin is more than a billionth of delta: a lower bound has its own."""
+    mechanism = account(Identity(), EachEpochOnce(12, 1), sigma)
+    with mpmath.workdps(50):
+        mu, e = 1 / mpmath.mpf(sigma), mpmath.mpf(epsilon)
+        truth = mpmath.ncdf(mu / 2 - e / mu) - mpmath.exp(e) * mpmath.ncdf(-mu / 2 - e / mu)
+        delta = mechanism.delta(epsilon=epsilon)
+        assert delta.lower <= truth <= delta.value
+        assert delta.lower >= truth * 0.999
+    found = mechanism.epsilon(delta=float(truth))
+    assert found.lower <= epsilon * (1.0 + 1e-12)
+    assert found.value >= epsilon * (1.0 - 1e-12)
+
+
+def test_noise_beyond_doubles_is_refused_by_name() -> None:
+    with pytest.raises(InvalidParameter, match="epsilon"):
+        gaussian_noise_multiplier(2.3e-308, 1e-300)
+    with pytest.raises(InvalidParameter, match="mu"):
+        gaussian_epsilon(1e-6, 1e200)
 
 
 def test_participation_is_required_and_has_no_defaults() -> None:

@@ -16,6 +16,7 @@ from evertally.accountants import (
     BandMF,
     Identity,
     LowerTriangular,
+    account,
 )
 from evertally.accountants.optimised import (
     inverse_objective,
@@ -177,3 +178,19 @@ def test_an_optimised_strategy_can_be_written_down(kind: type[BandMF] | type[Ban
     for bad in ((0.5, 0.1), (1.0,) * 5, (1.0, float("nan")), (1.0, 1e9), [1.0, 0.5]):
         with pytest.raises(InvalidParameter, match="taps"):
             kind(4, taps=bad)  # type: ignore[arg-type]  # that is what is tried
+
+
+@pytest.mark.parametrize(
+    ("strategy", "participation"),
+    [
+        (BandedInverseMF(3, True, (1.0, -2.8, 1000.0)), BallsInBins(50, 10)),
+        (BandedInverseMF(2, False, (1.0, -3.0)), BallsInBins(5000, 2)),
+        (BandedInverseMF(2, False, (1.0, -1e6)), BallsInBins(5, 7)),
+        (LowerTriangular(np.eye(4) * 1e160), BallsInBins(2, 2)),
+        (LowerTriangular(np.eye(4) * 2.7e-162), BallsInBins(2, 2)),  # its squares keep one digit
+        (LowerTriangular(np.zeros((4, 4))), BallsInBins(2, 2)),
+    ],
+)
+def test_entries_beyond_doubles_are_refused_by_name(strategy: Strategy, participation: BallsInBins) -> None:
+    with pytest.raises(UnsupportedMechanism, match="a strategy whose entries"):
+        account(strategy, participation, 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evertally.accountants import lower_bound
 from evertally.accountants.bound import Direction, LowerScope
-from evertally.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from evertally.accountants.gaussian import delta_below, epsilon_below
 from evertally.accountants.gram import Gram
 from evertally.accountants.solve import smallest_admitted
 
@@ -45,7 +45,7 @@ class Floor:
         if self.gram is not None:
             return lower_bound.epsilon(self.gram, sigma, delta, directions=self.directions).value
         if self.known_bin > 0.0:
-            return gaussian_epsilon(delta, math.sqrt(self.known_bin) / sigma) * (1.0 - 1e-9)
+            return epsilon_below(delta, self._known_mu(sigma))
         return 0.0
 
     def noise_multiplier(self, admitted: float, epsilon: float, delta: float) -> float:
@@ -74,5 +74,9 @@ class Floor:
         if self.gram is not None:
             return lower_bound.delta(self.gram, sigma, epsilon, cells, directions).value
         if self.known_bin > 0.0:
-            return gaussian_delta(epsilon, math.sqrt(self.known_bin) / sigma) * (1.0 - 1e-9)
+            return delta_below(epsilon, self._known_mu(sigma))
         return 0.0
+
+    def _known_mu(self, sigma: float) -> float:
+        """Rounded down."""
+        return math.sqrt(self.known_bin) / sigma * (1.0 - 2.0**-50)

@@ -15,7 +15,14 @@ from scipy.special import log_ndtr
 from evertally.errors import InvalidParameter
 from evertally.validation import positive_real, probability, real
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu", "gaussian_noise_multiplier"]
+__all__ = [
+    "delta_below",
+    "epsilon_below",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_mu",
+    "gaussian_noise_multiplier",
+]
 
 _RELATIVE_STEP = 2.0**-48
 _SMALLEST = 5e-324
@@ -51,11 +58,33 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     if _log_delta(0.0, mu) <= target:
         return 0.0
     low, high = 0.0, max(1.0, mu * mu)
-    while _log_delta(high, mu) > target:
+    while math.isfinite(high) and _log_delta(high, mu) > target:
         low, high = high, 2.0 * high
-        if not math.isfinite(high):
-            raise InvalidParameter("mu", mu, "a value whose epsilon is a finite number")
+    if not math.isfinite(high):
+        raise InvalidParameter("mu", mu, "a value whose epsilon is a finite number")
     return _bisect_down(lambda epsilon: _log_delta(epsilon, mu) <= target, low, high)
+
+
+def delta_below(epsilon: float, mu: float) -> float:
+    """As `gaussian_delta`, rounded down: 0 where rounding may have made all of it."""
+    return math.exp(min(0.0, _log_delta(epsilon, mu, -1.0)))
+
+
+def epsilon_below(delta: float, mu: float) -> float:
+    """As `gaussian_epsilon`, rounded down."""
+    target = math.log(delta) * (1.0 - 2.0**-50)
+    if not _log_delta(0.0, mu, -1.0) > target:
+        return 0.0
+    low, high = 0.0, gaussian_epsilon(delta, mu)
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if high - low <= _RELATIVE_STEP * high or middle in (low, high):
+            break
+        if _log_delta(middle, mu, -1.0) > target:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -78,20 +107,21 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     low, high = 1.0, 1.0
     while _log_delta(epsilon, 1.0 / high) > target:
         high *= 2.0
+        if high > 2.0**1000:
+            raise InvalidParameter("epsilon", epsilon, "a target that some noise reaches")
     while _log_delta(epsilon, 1.0 / low) <= target:
         low /= 2.0
     return _bisect_down(lambda sigma: _log_delta(epsilon, 1.0 / sigma) <= target, low, high)
 
 
-def _log_delta(epsilon: float, mu: float) -> float:
-    """log delta, plus an outward margin for the rounding of its two terms."""
+def _log_delta(epsilon: float, mu: float, side: float = 1.0) -> float:
+    """log delta with a margin for the rounding of its two terms: above (side = 1) or below (-1)."""
     upper = float(log_ndtr(-epsilon / mu + mu / 2.0))
     lower = epsilon + float(log_ndtr(-epsilon / mu - mu / 2.0))
     ratio = lower - upper
     margin = 2.0**-50 * (4.0 + abs(upper) + abs(lower) + epsilon)
-    if ratio >= 0.0:
-        return upper + math.log(margin)
-    return upper + math.log(min(1.0, -math.expm1(ratio) + margin))
+    share = (0.0 if ratio >= 0.0 else min(1.0, -math.expm1(ratio))) + side * margin
+    return upper + math.log(min(1.0, share)) if share > 0.0 else -math.inf
 
 
 def _bisect_down(admits: Callable[[float], bool], low: float, high: float) -> float:

@@ -24,6 +24,7 @@ FloatArray = NDArray[np.float64]
 
 DENSE_BATCHES_MAX = 4096
 _UNIT = 2.0**-53
+_SMALLEST = 1e-200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +133,7 @@ def dense_gram(
     summation); the entries are multiplied by 1 + (n + 4) 2^-52, so zeros stay zero.
     """
     product = means.T @ means
-    entries = np.maximum(product, product.T) * (1.0 + (means.shape[0] + 4) * 2.0 * _UNIT)
-    entries.setflags(write=False)
+    entries = _finite(np.maximum(product, product.T) * (1.0 + (means.shape[0] + 4) * 2.0 * _UNIT))
     return Gram(
         batches=batches,
         epochs=epochs,
@@ -156,8 +156,7 @@ def circulant_gram(
     means: Callable[[], FloatArray],
 ) -> Gram:
     """A circulant Gram matrix (or majorant of one), from its first row, which is rounded up already."""
-    entries = np.array(row, dtype=np.float64)
-    entries.setflags(write=False)
+    entries = _finite(np.array(row, dtype=np.float64))
     return Gram(
         batches=batches,
         epochs=epochs,
@@ -167,3 +166,11 @@ def circulant_gram(
         is_identity=is_identity,
         means=means,
     )
+
+
+def _finite(entries: FloatArray) -> FloatArray:
+    """`entries`, read only; refused where doubles do not hold them, or lose digits that count."""
+    if not (np.isfinite(entries).all() and _SMALLEST <= entries.max() <= 1.0 / _SMALLEST):
+        raise UnsupportedMechanism("a strategy whose entries are all too small, or too large, for doubles")
+    entries.setflags(write=False)
+    return entries

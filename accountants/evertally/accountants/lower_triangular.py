@@ -56,6 +56,7 @@ class LowerTriangular:
 
 
 @lru_cache(maxsize=16)
+@np.errstate(over="ignore", invalid="ignore")  # what grows beyond all doubles is refused by name
 def _explicit_gram(strategy: LowerTriangular, participation: BallsInBins) -> Gram:
     matrix, batches, epochs = strategy.matrix, participation.batches, participation.epochs
     if matrix.shape[0] != participation.rows:

@@ -54,6 +54,7 @@ def square_root_taps(count: int, *, sign: int) -> FloatArray:
     return np.concatenate(([1.0], np.cumprod((index - 1.0 + 0.5 * sign) / index)))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # as below
 def invert_taps(taps: FloatArray, rows: int) -> Column:
     """Power series inverse of `taps` (taps[0] = 1) to `rows` terms, with a running error bound.
 
@@ -72,6 +73,7 @@ def invert_taps(taps: FloatArray, rows: int) -> Column:
     return Column(out[reach:], error[reach:] * (1.0 + (rows + reach) * 4.0 * _UNIT))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what grows beyond all doubles is refused by name
 def toeplitz_gram(column: Column, participation: BallsInBins, *, normalize_columns: bool) -> Gram:
     """Gram matrix of the Toeplitz strategy with this first column; dense, or a circulant majorant of it.
 
@@ -82,6 +84,8 @@ def toeplitz_gram(column: Column, participation: BallsInBins, *, normalize_colum
     batches, epochs, rows = participation.batches, participation.epochs, participation.rows
     length = min(rows, column.taps.size)
     taps, magnitudes = column.taps[:length], column.magnitudes[:length]
+    if not np.isfinite(magnitudes).all():
+        raise UnsupportedMechanism("a strategy whose entries grow beyond all doubles")
     small = batches <= DENSE_BATCHES_MAX and rows * batches <= _CELLS_MAX
     if normalize_columns and not small:
         raise UnsupportedMechanism(f"column normalisation above {DENSE_BATCHES_MAX} batches")
