@@ -259,6 +259,18 @@ def test_fractional_orders_are_above_the_exact_value() -> None:
         assert renyi_divergence(Identity(), BallsInBins(1, 1), 1.0, order) >= order / 2
 
 
+@pytest.mark.parametrize("order", [1.0001, 1.5, 2.5, 7.3])
+def test_no_real_order_is_above_the_mechanism_without_amplification(order: float) -> None:
+    for scheme in (BallsInBins(1, 3), BallsInBins(4, 2)):
+        strategy = BandedSquareRoot(3)
+        plain = order * strategy.gram(scheme).maximum / (2.0 * 2.0**2)
+        for direction in ("remove", "add"):
+            found = renyi_divergence(strategy, scheme, 2.0, order, direction)
+            assert found <= plain * (1.0 + 1e-12)
+        if scheme.batches == 1:
+            assert ledger_renyi(strategy, scheme, 2.0, order) == pytest.approx(plain, rel=1e-12)
+
+
 def test_ledger_takes_the_larger_direction() -> None:
     scheme = BallsInBins(50, 2)
     both = [renyi_divergence(BandedSquareRoot(3), scheme, 3.0, 8, d) for d in ("remove", "add")]

@@ -110,10 +110,10 @@ def renyi_divergence(
         raise InvalidParameter("order", order, f"a number above 1 and at most {ORDER_MAX}")
     one_of("direction", direction, ("remove", "add"))
     gram = strategy.gram(participation)
-    scaled_entry(gram.maximum, noise_multiplier)
+    plain = order / 2.0 * scaled_entry(gram.maximum, noise_multiplier) * (1.0 + 2.0**-50)
     found = direction_lines(gram, direction, time_budget_s)
     moments = least_moments(found, noise_multiplier, math.ceil(order))
-    return fractional_moment(moments, order) / (order - 1.0) * (1.0 + 2.0**-51)
+    return min(plain, fractional_moment(moments, order) / (order - 1.0) * (1.0 + 2.0**-51))
 
 
 def ledger_renyi(
