@@ -206,6 +206,8 @@ def test_key_selection_pays_for_its_counter_and_its_threshold() -> None:
     assert prices[0].delta > prices[1].delta >= 1
     with pytest.raises(InvalidParameter, match="threshold"):
         cost(EVENT, ChargeRequest("e", "event", "add-remove", replace(low, threshold=20)))
+    with pytest.raises(InvalidParameter, match="threshold"):
+        replace(low, threshold=10**400)  # no double holds it
 
 
 # nothing from the client

@@ -157,7 +157,7 @@ class KeySelectionLine:
     kind: ClassVar[str] = "key_selection"
 
     def __post_init__(self) -> None:
-        positive_integer("line.threshold", self.threshold)
+        positive_integer("line.threshold", self.threshold, high=2**1000)
         positive_integer("line.horizon", self.horizon, high=self.parameters.slack_horizon)
 
     def to_json(self) -> dict[str, object]:
