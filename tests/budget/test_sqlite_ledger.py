@@ -331,6 +331,29 @@ def _charges(store: SqlLedger, tx: Transaction, request: ChargeRequest) -> None:
         book.record(tx, store._key, request, store._price(request), None)
 
 
+@pytest.mark.parametrize("put_back", [True, False])
+def test_a_file_that_was_moved_away_takes_no_more_charges(tmp_path: Path, put_back: bool) -> None:
+    """They would be written to where nobody looks: a backup in its place would admit them all again."""
+    path = tmp_path / "l.db"
+    store, request = open_ledger(path), ChargeRequest("s", "event", "add-remove", GaussianLine(1, 10))
+    store.create_scope(SCOPE)
+    backup = path.read_bytes()
+    store.charge(request)
+    spent = store.scope_status(SCOPE.name).spent
+    path.rename(tmp_path / "away.db")
+    if put_back:
+        path.touch(0o600)
+        path.write_bytes(backup)
+    for use in (lambda: store.charge(request), lambda: store.scope_status(SCOPE.name)):
+        with pytest.raises(IntegrityError, match="moved or replaced"):
+            use()
+    path.unlink(missing_ok=True)
+    (tmp_path / "away.db").rename(path)
+    assert store.scope_status(SCOPE.name).spent == spent, "the right file again: it goes on"
+    store.charge(request)
+    store.close()
+
+
 def test_two_starters_at_once_make_one_ledger(tmp_path: Path) -> None:
     stores: list[LedgerStore] = []
     failures: list[EvertallyError] = []

@@ -69,11 +69,12 @@ class SqliteBackend:
         self._reader: apsw.Connection | None = None
         self._reading = threading.Lock()
         self._closed = False
-        _create_private(path)
+        self._file = _create_private(path)
 
     def begin(self, locks: tuple[str, ...]) -> Transaction:  # noqa: ARG002 - IMMEDIATE excludes every writer
         """See `Backend`."""
         try:
+            self._require_same_file()
             if self._writer is None:
                 self._writer = self._open()
             self._writer.execute("BEGIN IMMEDIATE")
@@ -123,7 +124,21 @@ class SqliteBackend:
                     connection.close(True)
         self._writer = self._reader = None
 
+    def _require_same_file(self) -> None:
+        """What is charged to a file that was moved away, nobody who opens the ledger would ever see."""
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._file:
+            raise StorageError(
+                IntegrityError(
+                    "the ledger's file was moved or replaced while it was open; start again with the right one"
+                )
+            )
+
     def _snapshot(self, work: Callable[[Transaction], T]) -> T:
+        self._require_same_file()
         if self._reader is None:
             self._reader = self._open()
         self._reader.execute("BEGIN")
@@ -194,7 +209,8 @@ class _SqliteTransaction:
         return time.time_ns() // 1_000_000
 
 
-def _create_private(path: Path) -> None:
+def _create_private(path: Path) -> tuple[int, int]:
+    """Which file it is: device and number."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -204,8 +220,10 @@ def _create_private(path: Path) -> None:
     except OSError as error:
         raise StorageFull(f"the ledger's file cannot be written: {error.strerror}") from None
     try:
-        if os.fstat(descriptor).st_mode & 0o077:
-            raise InvalidParameter("ledger", oct(os.fstat(descriptor).st_mode & 0o777), "a file of mode 0600")
+        status = os.fstat(descriptor)
+        if status.st_mode & 0o077:
+            raise InvalidParameter("ledger", oct(status.st_mode & 0o777), "a file of mode 0600")
+        return status.st_dev, status.st_ino
     finally:
         os.close(descriptor)
 
