@@ -276,7 +276,6 @@ def test_a_ledger_that_goes_and_comes_back(tmp_path: Path) -> None:
         good = scrape(exporter)
         assert samples(good)["evertally_ledger_up"] == 1
         store.close()
-        exporter._reader.close()
         path.rename(tmp_path / "away")
         exporter.look()
         assert scrape(exporter) == good.replace("evertally_ledger_up 1.0", "evertally_ledger_up 0.0")
@@ -284,6 +283,58 @@ def test_a_ledger_that_goes_and_comes_back(tmp_path: Path) -> None:
         (tmp_path / "away").rename(path)
         exporter.look()
         assert scrape(exporter) == good
+
+
+def test_a_ledger_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    """Through its old handle a file that was moved away is read for ever, and the heads of both are alike."""
+    path = tmp_path / "ledger.db"
+    stores = []
+    for folder, name in ((tmp_path, "gates"), (tmp_path / "backup", "doors")):
+        folder.mkdir(exist_ok=True)
+        store, key_file = opened(folder)
+        Stream(store, key_file, spec(name)).release([[1, 2]])
+        stores.append(store)
+    with exporting(path, refresh_s=100) as exporter:
+        assert samples(scrape(exporter))['evertally_release_index{stream="gates"}'] == 1
+        for store in stores:
+            store.close()
+        for part in tmp_path.glob("ledger.db*"):
+            part.rename(tmp_path / f"away-{part.name}")
+        (tmp_path / "backup" / "ledger.db").rename(path)
+        exporter.look()
+        found = samples(scrape(exporter))
+        assert found["evertally_ledger_up"] == 1
+        assert found['evertally_release_index{stream="doors"}'] == 1
+        assert 'evertally_release_index{stream="gates"}' not in found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE released SET stderr = 'much'",
+        "UPDATE released SET tick_end_ms = 'noon'",
+        "UPDATE released SET tick_end_ms = 9223372036854775807",
+        "UPDATE head SET published_t = 'x', t = 'y', folded_t = 'a'",
+        "UPDATE scope SET main = 'zz', cap_main = 'zzz'",
+        "UPDATE scope SET cap_main = x'00'",
+        "UPDATE scope SET definition = json_set(definition, '$.order', 0)",
+        "UPDATE stream SET name = x'ff'",
+        "UPDATE incarnation_key SET key_name = x'ff'",
+    ],
+)
+def test_a_damaged_row_is_a_ledger_that_cannot_be_read(tmp_path: Path, damage: str) -> None:
+    store, key_file = opened(tmp_path)
+    Stream(store, key_file, spec("gates")).release([[1, 2]])
+    store.close()
+    file = apsw.Connection(str(tmp_path / "ledger.db"))
+    for (trigger,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        file.execute(f"DROP TRIGGER {trigger}")
+    file.pragma("ignore_check_constraints", True)
+    file.execute(damage)
+    file.close()
+    with exporting(tmp_path / "ledger.db") as exporter:
+        assert samples(scrape(exporter))["evertally_ledger_up"] == 0
+        assert "cannot be read now" in scrape(exporter, "/")
 
 
 def test_foreign_and_newer_files_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from evertally.pipelines.metrics.standing import (
     Standing,
     StreamStanding,
 )
+from evertally.pipelines.ticks import FIRST_MS, LAST_MS
 
 __all__ = ["LedgerReader", "read_heads"]
 
@@ -55,7 +56,7 @@ def read_heads(view: LedgerView, stream: str) -> tuple[ShardHead, ...]:
     """
     try:
         with view.snapshot() as rows:
-            return tuple(ShardHead(int(t), int(published)) for t, published in rows(_HEADS_OF, stream))
+            return tuple(ShardHead(_whole(t), _whole(published)) for t, published in rows(_HEADS_OF, stream))
     except Exception as error:
         raise _declared(error) from None
 
@@ -79,6 +80,7 @@ class LedgerReader:
         self._view: Final = view
         self._windows: Final = dict(windows)
         self._streams: dict[int, _Known] = {}
+        self._opening = 0
 
     def read(self) -> Standing:
         """The ledger now, in one consistent snapshot.
@@ -89,10 +91,12 @@ class LedgerReader:
         """
         try:
             with self._view.snapshot() as rows:
+                if self._view.openings != self._opening:
+                    self._streams, self._opening = {}, self._view.openings
                 scopes = tuple(_scope(*row) for row in rows(_SCOPES))
                 heads: dict[int, list[ShardHead]] = {}
                 for pk, _, t, published in rows(_HEADS):
-                    heads.setdefault(pk, []).append(ShardHead(t, published))
+                    heads.setdefault(pk, []).append(ShardHead(_whole(t), _whole(published)))
                 seen: dict[int, _Known] = {}
                 for row in rows(_STREAMS):
                     seen[row[0]] = self._stream(rows, row, tuple(heads.get(row[0], ())))
@@ -117,11 +121,11 @@ class LedgerReader:
             return known
         if len(heads) != shards:
             raise IntegrityError(f"stream {name} has {len(heads)} heads for {shards} shards")
-        keys = known.keys if known is not None else {index: key for key, index in rows(_KEYS, pk)}
+        keys = known.keys if known is not None else {index: _text(key) for key, index in rows(_KEYS, pk)}
         facts = _facts(json.loads(descriptor_text))
         standing = StreamStanding(
-            name,
-            incarnation,
+            _text(name),
+            _whole(incarnation),
             tuple(keys.values()),
             facts.tick_ms,
             facts.live,
@@ -196,11 +200,14 @@ def _facts(descriptor: Mapping[str, Any]) -> _Facts:
 
 def _scope(name: str, definition: str, *amounts: int) -> ScopeStanding:
     order = json.loads(definition).get("order")
+    if order is not None and not 1 < float(order) < math.inf:
+        raise ValueError("no order")
+    caps_main, caps_epsilon, caps_delta, main, epsilon, delta = map(_whole, amounts)
     return ScopeStanding(
-        name,
+        _text(name),
         None if order is None else float(order),
-        (amounts[0], amounts[1], amounts[2]),
-        (amounts[3], amounts[4], amounts[5]),
+        (caps_main, caps_epsilon, caps_delta),
+        (main, epsilon, delta),
     )
 
 
@@ -208,7 +215,35 @@ def _tick(rows: Rows, pk: int, shard: int, t: int) -> dict[int, tuple[int, str, 
     """Value, standard error and tick end by key index; empty before the first tick and for folded ones."""
     if t <= 0:
         return {}
-    return {index: (int(value), stderr, end) for index, value, stderr, end in rows(_TICK, pk, t, shard)}
+    return {
+        index: (int(value), _decimal(stderr), _time_ms(end))
+        for index, value, stderr, end in rows(_TICK, pk, t, shard)
+    }
+
+
+def _whole(value: object) -> int:
+    """SQLite keeps in a column whatever was put there; what is shown is computed with."""
+    if type(value) is not int:
+        raise TypeError("no integer")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _decimal(value: object) -> str:
+    if not 0 <= float(_text(value)) < math.inf:
+        raise ValueError("no standard error")
+    return str(value)
+
+
+def _time_ms(value: object) -> int:
+    if not FIRST_MS <= _whole(value) <= LAST_MS:
+        raise ValueError("no time")
+    return _whole(value)
 
 
 def _width(length_ms: int, tick_ms: int) -> int:

@@ -8,6 +8,7 @@ select these columns only (deploy/postgres/exporter-role.sql).
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -30,6 +31,11 @@ Rows = Callable[..., list[tuple[Any, ...]]]
 
 class LedgerView(Protocol):
     """Reads inside one consistent snapshot."""
+
+    @property
+    def openings(self) -> int:
+        """How often the ledger was opened; what was read before the last time may be another ledger's."""
+        ...
 
     def snapshot(self) -> contextlib.AbstractContextManager[Rows]:
         """A function `rows(sql, *parameters)` that reads; parameters stand as `?`.
@@ -66,13 +72,15 @@ class _SqliteView:
     def __init__(self, path: Path) -> None:
         self._path: Final = path
         self._connection: apsw.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self.openings = 0
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Rows]:
         """See `LedgerView`."""
         try:
+            self._leave_other_file()
             connection = self._connection or self._connect()
-            self._connection = connection
             connection.execute("BEGIN")
             try:
 
@@ -95,12 +103,28 @@ class _SqliteView:
                 self._connection.close(True)
             self._connection = None
 
+    def _leave_other_file(self) -> None:
+        """A file that was moved away, or replaced by a backup, would be read for ever through its handle."""
+        if self._connection is not None and _identity(self._path) != self._file:
+            self.close()
+
     def _connect(self) -> apsw.Connection:
-        connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY)
+        self._file = _identity(self._path)
+        self._connection = connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY)
+        self.openings += 1
         connection.set_busy_timeout(_BUSY_MS)
         connection.pragma("query_only", True)
         connection.pragma("trusted_schema", False)
         return connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file stands at a path; None for none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _sqlite_failure(error: apsw.Error) -> EvertallyError:
@@ -113,6 +137,7 @@ class _PostgresView:
     def __init__(self, address: str) -> None:
         self._address: Final = address
         self._connection: Any = None
+        self.openings = 0
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Rows]:
@@ -155,6 +180,7 @@ class _PostgresView:
         connection = psycopg.connect(
             self._address, autocommit=True, connect_timeout=_CONNECT_S, application_name="evertally-exporter"
         )
+        self.openings += 1
         connection.execute("SET default_transaction_read_only = on")
         connection.execute(f"SET statement_timeout = {_STATEMENT_MS:d}")
         return connection
