@@ -1,8 +1,15 @@
-"""The probes' server: who may confirm the clock."""
+"""The probes' server: who may confirm the clock, and what clients can do to it."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
+import threading
+import time
+
 import httpx
+import pytest
 
 from evertally.pipelines.kafka.health import HealthServer
 
@@ -20,3 +27,37 @@ def test_a_web_page_cannot_confirm_the_clock() -> None:
     finally:
         server.close()
     assert confirmed == [1]
+
+
+@pytest.mark.slow
+def test_clients_that_break_off_leave_nothing_in_the_log_and_many_are_turned_away(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = HealthServer(("127.0.0.1", 0), dict, dict, lambda: None)
+    server.start()
+    before = threading.active_count()
+    try:
+        for sent in (b"GET /healthz HTTP/1.1\r\nX-Secret: hunter2\r\n", b"GET /healthz HTTP/1.1\r\n\r\n"):
+            client = socket.create_connection(("127.0.0.1", server.port))
+            client.sendall(sent)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # a reset, not an end
+        with contextlib.ExitStack() as stack:
+            for _ in range(300):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            time.sleep(1.0)
+            assert 100 < threading.active_count() - before <= 128
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_an_ipv6_address_is_listened_on() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    server = HealthServer(("::1", 0), lambda: {"turns": True}, dict, lambda: None)
+    server.start()
+    try:
+        assert httpx.get(f"http://[::1]:{server.port}/healthz", trust_env=False).json() == {"turns": True}
+    finally:
+        server.close()

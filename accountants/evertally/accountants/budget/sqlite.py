@@ -133,7 +133,7 @@ class SqliteBackend:
         if status is None or (status.st_dev, status.st_ino) != self._file:
             raise StorageError(
                 IntegrityError(
-                    "the ledger's file was moved or replaced while it was open; start again with the right one"
+                    "the ledger's file was moved or replaced while it was open; put the right one back"
                 )
             )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Final
 
 from evertally.errors import InvalidParameter
+from evertally.pipelines.metrics.bounded_server import BoundedServer
 
 __all__ = ["HealthServer"]
 
@@ -64,12 +65,11 @@ class HealthServer:
                 """Probes come every few seconds: they are not logged."""
 
         try:
-            self._server = ThreadingHTTPServer(listen, Handler)
+            self._server = BoundedServer(*listen, Handler)
         except OSError as error:
             raise InvalidParameter(
                 "health.listen", f"{listen[0]}:{listen[1]}", f"a free address ({error.strerror})"
             ) from None
-        self._server.daemon_threads = True
         self.port: Final = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
 

@@ -7,14 +7,14 @@ ledger or delay a release. Connections have a limit and a timeout, so that slow 
 from __future__ import annotations
 
 import hmac
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, NamedTuple
 
 from evertally.errors import InvalidParameter
+from evertally.pipelines.metrics.bounded_server import BoundedServer
 from evertally.pipelines.metrics.listen import Listen
 from evertally.pipelines.metrics.operators import OperatorMetrics
 from evertally.validation import is_loopback
@@ -22,7 +22,6 @@ from evertally.validation import is_loopback
 __all__ = ["METRICS_TYPE", "Answer", "PlaneServer", "Route", "internal_plane", "text_answer"]
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_CONNECTIONS_MAX: Final = 128
 _IDLE_S: Final = 60.0
 _HANDSHAKE_S: Final = 10.0
 
@@ -115,27 +114,10 @@ def internal_plane(listen: Listen, metrics: OperatorMetrics) -> PlaneServer:
     )
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
+class _Server(BoundedServer):
     def __init__(self, listen: Listen, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self._tls = listen.tls_context()
-        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        super().__init__((listen.host, listen.port), handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+        super().__init__(listen.host, listen.port, handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         if self._tls is None:
@@ -144,9 +126,6 @@ class _Server(ThreadingHTTPServer):
         request.settimeout(_HANDSHAKE_S)
         with self._tls.wrap_socket(request, server_side=True) as secured:
             super().finish_request(secured, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks off is no event; a traceback could hold what it sent."""
 
 
 class _Handler(BaseHTTPRequestHandler):
