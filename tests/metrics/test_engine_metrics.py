@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,6 +24,7 @@ from tests.metrics.metrics_ledgers import samples
 from evertally.errors import InvalidParameter, ServiceUnavailable
 from evertally.pipelines.beam.job_metrics import JobMetrics
 from evertally.pipelines.beam.per_process import close_all
+from evertally.pipelines.flink import submit
 from evertally.pipelines.flink.job_health import JobHealth, watch_job
 from evertally.pipelines.flink.rest import FlinkRest
 from evertally.pipelines.kafka.aggregation import TickRule
@@ -218,6 +222,55 @@ def test_a_job_manager_that_is_gone_is_seen(fake: FakeFlink) -> None:
     assert found["evertally_flink_jobmanager_up"] == 0
     assert found['evertally_flink_job_running{stream="visits"}'] == 0
     assert found['evertally_flink_checkpoints_completed{stream="visits"}'] == 12
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-OpenSSH_9.2\r\n", b"[]", b'{"taskmanagers": 5}', b'{"taskmanagers": [], "jobs": [7]}', b""],
+)
+def test_what_is_no_job_manager_is_named(answer: bytes) -> None:
+    """Another server at the address, or one that breaks off, is a service that is not there."""
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client:
+                        client.recv(65536)
+                        client.sendall(answer if answer.startswith(b"SSH") else body)
+
+        threading.Thread(target=answer_all, daemon=True).start()
+        rest = FlinkRest(f"127.0.0.1:{server.getsockname()[1]}")
+        health = JobHealth("visits", "evertally visits", rest)
+        health.look()
+        assert samples(own(health.operators.text()))["evertally_flink_jobmanager_up"] == 0
+        with pytest.raises(ServiceUnavailable):
+            rest.live_jobs("evertally visits")
+        with pytest.raises(ServiceUnavailable):
+            rest.stop("j1", "file:///savepoints")
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_client_of_flink_that_hangs_is_ended_with_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that outlives it holds its output open, and was waited for without end."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flink").write_text("sleep 60 & echo $! > $FLINK_LOG_DIR/../child; wait\n")
+    monkeypatch.setenv("FLINK_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(submit, "_CLIENT_TIMEOUT_S", 1.0)
+    began = time.monotonic()
+    with pytest.raises(ServiceUnavailable, match="did not end in 1 s"):
+        submit._run_client(
+            submit.Cluster("127.0.0.1:1", conf=tmp_path, connector=tmp_path), submit.Start(), {}
+        )
+    assert time.monotonic() - began < 20
+    child = int((tmp_path / "child").read_text())
+    assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
 
 
 def test_another_address_keeps_the_doors(tmp_path: Path) -> None:

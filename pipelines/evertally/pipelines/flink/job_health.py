@@ -11,7 +11,7 @@ import threading
 from typing import Any, Final
 
 from evertally.errors import ServiceUnavailable
-from evertally.pipelines.flink.rest import FlinkRest
+from evertally.pipelines.flink.rest import FlinkRest, understood
 from evertally.pipelines.metrics import Listen, OperatorMetrics, internal_plane
 
 __all__ = ["JobHealth", "watch_job"]
@@ -58,9 +58,10 @@ class JobHealth:
     def look(self) -> None:
         """Ask once; where there is no answer, what was seen last stays, and the job counts as down."""
         try:
-            self._workers.set(len(self._rest.task_managers()))
-            found = self._rest.live_jobs(self._job)
-            running = bool(found) and self._look_at(found[0])
+            with understood():
+                self._workers.set(len(self._rest.task_managers()))
+                found = self._rest.live_jobs(self._job)
+                running = bool(found) and self._look_at(found[0])
         except ServiceUnavailable as error:
             _LOG.warning("%s", error)
             self._up.set(0)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any, Final
 
 from evertally.errors import InvalidParameter, ServiceUnavailable
 
-__all__ = ["FlinkRest"]
+__all__ = ["FlinkRest", "understood"]
 
 _TIMEOUT_S: Final = 30
 _POLL_S: Final = 0.2
 _LIVE: Final = frozenset({"CREATED", "INITIALIZING", "RUNNING", "RESTARTING", "FAILING", "RECONCILING"})
+_OTHER_FORM: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """Raise ServiceUnavailable where an answer has another form: another server, or a proxy, has spoken."""
+    try:
+        yield
+    except _OTHER_FORM as error:
+        raise ServiceUnavailable(f"what answers is no JobManager: {type(error).__name__}") from None
 
 
 class FlinkRest:
@@ -28,13 +41,14 @@ class FlinkRest:
 
     def task_managers(self) -> list[dict[str, Any]]:
         """The workers that are registered."""
-        found: list[dict[str, Any]] = self.get("/taskmanagers")["taskmanagers"]
-        return found
+        with understood():
+            return list(self.get("/taskmanagers")["taskmanagers"])
 
     def live_jobs(self, name: str) -> list[str]:
         """Ids of the jobs of this name that have not ended."""
-        jobs = self.get("/jobs/overview")["jobs"]
-        return [job["jid"] for job in jobs if job["name"] == name and job["state"] in _LIVE]
+        with understood():
+            jobs = self.get("/jobs/overview")["jobs"]
+            return [str(job["jid"]) for job in jobs if job["name"] == name and job["state"] in _LIVE]
 
     def job(self, job_id: str) -> dict[str, Any]:
         """A job: its state and its operators."""
@@ -48,8 +62,9 @@ class FlinkRest:
 
     def restarts(self, job_id: str) -> int:
         """How often a job was restarted since it was submitted; 0 where the cluster does not say yet."""
-        found = self.get(f"/jobs/{job_id}/metrics?get=numRestarts")
-        return next((int(float(entry["value"])) for entry in found), 0)
+        with understood():
+            found = self.get(f"/jobs/{job_id}/metrics?get=numRestarts")
+            return next((int(float(entry["value"])) for entry in found), 0)
 
     def failures(self, job_id: str) -> str:
         """Why a job failed last, for an operator; empty where it did not."""
@@ -64,11 +79,12 @@ class FlinkRest:
         asked = self._call("POST", f"/jobs/{job_id}/stop", {"targetDirectory": folder, "drain": False})
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            answer = self.get(f"/jobs/{job_id}/savepoints/{asked['request-id']}")
-            if answer["status"]["id"] == "COMPLETED":
-                if "location" in answer["operation"]:
-                    return str(answer["operation"]["location"])
-                raise ServiceUnavailable(f"job {job_id} made no savepoint; its log says why")
+            with understood():
+                answer = self.get(f"/jobs/{job_id}/savepoints/{asked['request-id']}")
+                if answer["status"]["id"] == "COMPLETED":
+                    if "location" in answer["operation"]:
+                        return str(answer["operation"]["location"])
+                    raise ServiceUnavailable(f"job {job_id} made no savepoint; its log says why")
             time.sleep(_POLL_S)
         raise ServiceUnavailable(f"job {job_id} made no savepoint in {timeout_s:g} s")
 
@@ -91,5 +107,5 @@ class FlinkRest:
         except urllib.error.HTTPError as error:
             with error:
                 raise ServiceUnavailable(f"the JobManager refused {method} {path}: {error.code}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise ServiceUnavailable(f"the JobManager at {self._base} does not answer: {error}") from None

@@ -6,13 +6,16 @@ a file whose path it is told.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -220,16 +223,38 @@ def _run_client(cluster: Cluster, start: Start, fields: dict[str, object]) -> st
         words += ["-j", str(cluster.connector or fetch_connector()), "-pyexec", python]
         words += ["-pyclientexec", sys.executable, "-py", str(Path(__file__).with_name("main.py"))]
         words.append(str(description))
-        done = subprocess.run(
-            words,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_CLIENT_TIMEOUT_S,
-            env=environment(home, conf, Path(folder)),
-        )
-    submitted = _SUBMITTED.search(done.stdout)
-    if done.returncode != 0 or submitted is None:
-        _LOG.debug("%s", done.stderr)
-        raise ServiceUnavailable(f"the job was not accepted: {(done.stdout + done.stderr)[-_LOG_LIMIT:]}")
+        code, output, log = _finish(words, environment(home, conf, Path(folder)))
+    submitted = _SUBMITTED.search(output)
+    if code != 0 or submitted is None:
+        _LOG.debug("%s", log)
+        raise ServiceUnavailable(f"the job was not accepted: {(output + log)[-_LOG_LIMIT:]}")
     return submitted[1]
+
+
+def _finish(words: list[str], variables: Mapping[str, str]) -> tuple[int, str, str]:
+    """Exit code and outputs of Flink's client, which has processes of its own that may outlive it."""
+    try:
+        client = subprocess.Popen(
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=variables,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ServiceUnavailable(f"Flink's client cannot be started: {error.strerror}") from None
+    with client:
+        try:
+            output, log = client.communicate(timeout=_CLIENT_TIMEOUT_S)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ServiceUnavailable(
+                    f"Flink's client did not end in {_CLIENT_TIMEOUT_S:g} s; see whether the job runs "
+                    "before you start it again"
+                ) from None
+            raise
+    return client.returncode, output, log
