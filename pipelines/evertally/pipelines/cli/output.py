@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
@@ -47,6 +47,13 @@ class _JsonLines(logging.Formatter):
         return json.dumps({**fields, **getattr(record, "fields", {})})
 
 
+class _Quiet(logging.StreamHandler[TextIO]):
+    """What cannot be written, on a full disk or at the end of the process, is lost without a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 class _Settings:
     as_json = False
     log_format = LogFormat.TEXT
@@ -55,7 +62,7 @@ class _Settings:
 def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
     """Set how this command prints, and return its logger."""
     _Settings.as_json, _Settings.log_format = as_json, log_format
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Quiet(sys.stderr)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may be no text; what was done is said all the same
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from evertally.errors import InvalidParameter
-from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, emit
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, emit
+from evertally.pipelines.cli.worker import LogLevel, begin_service
 
 __all__ = ["train"]
 
@@ -27,7 +28,7 @@ def train(
     The same command resumes a run that was stopped: published steps are never released a second time.
     Noise is in multiples of the clip norm, epsilon in nats, times in seconds. Needs the extra `train`.
     """
-    log = begin(as_json=as_json, log_format=log_format)
+    log = begin_service(as_json=as_json, log_format=log_format, level=LogLevel.INFO)
     from evertally.pipelines.training.config import load_train_config
 
     declared = load_train_config(config)

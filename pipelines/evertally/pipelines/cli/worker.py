@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -22,10 +23,28 @@ class LogLevel(enum.StrEnum):
     WARNING = "warning"
 
 
+_PLACES: Final = re.compile(r"((?:offset|position)s?\W+(?:is\W+)?)\d+|\d+(?= records)", re.IGNORECASE)
+
+
+class _Unnumbered(logging.Filter):
+    """Takes offsets and numbers of records, which count events, out of what kafka-python says.
+
+    Its tracebacks are left out too: they could hold what a call was given.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] == "kafka":
+            text = _PLACES.sub(lambda found: f"{found[1] or ''}N", record.getMessage())
+            record.msg, record.args, record.exc_info, record.exc_text = text, None, None, None
+        return True
+
+
 def begin_service(*, as_json: bool, log_format: LogFormat, level: LogLevel) -> logging.Logger:
     """As `begin`, with kafka-python's warnings in the same form; at DEBUG it would log keys and values."""
     log = begin(as_json=as_json, log_format=log_format)
     log.setLevel(level.upper())
+    for handler in log.handlers:
+        handler.addFilter(_Unnumbered())
     kafka = logging.getLogger("kafka")
     kafka.handlers[:] = log.handlers
     kafka.setLevel(logging.WARNING)

@@ -35,7 +35,7 @@ def read_changelog(
             first: int = reader.beginning_offsets([place])[place]
             if first > applied:
                 raise IntegrityError(
-                    f"partition {place.partition} of {place.topic} begins at {first}: records were deleted"
+                    f"records were deleted from the beginning of partition {place.partition} of {place.topic}"
                 )
             reader.seek(place, applied)
             while (position := int(reader.position(place))) < end:

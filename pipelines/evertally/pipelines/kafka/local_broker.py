@@ -285,7 +285,8 @@ def main() -> None:
             "replication_factor": 1,
             "configs": {"retention.ms": "-1"},
         }
-        admin.create_topics(dict.fromkeys(chosen.topic, topic), wait_for_metadata=True)
+        if chosen.topic:
+            admin.create_topics(dict.fromkeys(chosen.topic, topic), wait_for_metadata=True)
         admin.close()
         print(cluster.bootstrap_servers, flush=True)  # noqa: T201 - a program's result
         stopping.wait()

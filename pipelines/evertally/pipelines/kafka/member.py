@@ -116,9 +116,8 @@ class GroupMember:
             self._consumer.seek(self._tp(partition), offset)
         if offset < first:
             raise IntegrityError(
-                f"partition {partition} of {self._topic} begins at offset {first}, but records from an "
-                "earlier one are still needed: retention or delete-records removed them; going on would "
-                "lose events"
+                f"partition {partition} of {self._topic} begins behind records that are still needed: "
+                "retention or delete-records removed them; going on would lose events"
             )
 
     def beginning(self, partition: int) -> int:

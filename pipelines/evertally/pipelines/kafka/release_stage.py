@@ -129,7 +129,7 @@ class _Shard:
         begins = self._member.beginning(self._shard)
         if begins and self._releaser.incarnation == 1:
             raise IntegrityError(
-                f"closings before offset {begins} of {self._config.topics.closed} were deleted before "
+                f"closings of partition {self._shard} of {self._config.topics.closed} were deleted before "
                 "they were released"
             )
         return TickCollector(sources, LogPosition(0, begins, begins, ()))

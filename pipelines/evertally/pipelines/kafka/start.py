@@ -113,8 +113,8 @@ def _new_partitions(reader: Any, places: list[TopicPartition]) -> dict[TopicPart
     for tp, offset in beginnings.items():
         if offset != 0:
             raise IntegrityError(
-                f"partition {tp.partition} of {tp.topic} has no committed offset, and begins at {offset}: "
-                "records were deleted before they were counted"
+                f"partition {tp.partition} of {tp.topic} has no committed offset, and does not begin "
+                "at 0: records were deleted before they were counted"
             )
     return beginnings
 
