@@ -12,6 +12,7 @@ import pytest
 from kafka import KafkaProducer
 from kafka_harness import KEYS, QUIET, InThread, KafkaStream, wait_until
 
+from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.context import StreamContext, open_new_incarnation
@@ -81,6 +82,25 @@ def test_a_repeated_piece_is_an_integrity_failure(servers: str, tmp_path: Path) 
     engine.write((0, 2, True, {0: 5}))
     with pytest.raises(IntegrityError, match="repeats or lacks"):
         worker.run()
+
+
+def test_a_releaser_whose_ledger_is_lost_does_not_begin_the_stream_again(
+    servers: str, tmp_path: Path
+) -> None:
+    """It paid for another stream, passed over the closings of the first one, and waited for ever."""
+    stream = KafkaStream(servers, tmp_path, kafka_extra="closing_sources = 1")
+    stream.make_topics()
+    worker = Worker(load_worker_config(stream.config()), release_only=True)
+    engine = Engine(stream, sealer_of(stream))
+    engine.write((0, 1, True, {0: 5}))
+    worker._context.store.close()
+    for part in tmp_path.glob(f"{stream.ledger}*"):
+        part.unlink()
+    with pytest.raises(IntegrityError, match="was the ledger replaced"):
+        Worker(load_worker_config(stream.config()), release_only=True)
+    config = load_worker_config(stream.config())
+    with contextlib.closing(open_ledger(config.ledger, key_file=config.chain_key_file)) as store:
+        assert (store.streams(), store.scopes()) == ([], []), "nothing was paid"
 
 
 def test_a_new_incarnation_counts_from_zero(stream: KafkaStream) -> None:

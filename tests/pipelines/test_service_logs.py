@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +62,31 @@ def test_a_log_that_cannot_be_written_is_no_traceback(
     closed.close()
     log.warning("nobody hears this: %s", 314159)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_nothing_is_written_once_all_is_said() -> None:
+    """Threads of Beam and gRPC fail when a job that was stopped takes its runner away from them."""
+    program = """
+import atexit, logging, sys, threading
+from evertally.pipelines.cli.output import LogFormat, begin, emit, said_all
+log = begin(as_json=False, log_format=LogFormat.TEXT)
+release = threading.Event()
+def late():
+    release.wait()
+    print("Traceback of a bundle", file=sys.stderr)
+    logging.getLogger("apache_beam").error("Traceback of a log")
+    raise KeyError("inst022")
+thread = threading.Thread(target=late)
+thread.start()
+atexit.register(lambda: logging.getLogger("x").error("Traceback at the end"))
+log.info("the job ended")
+emit({}, "CANCELLED")
+said_all()
+release.set()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "CANCELLED\n")
+    assert done.stderr == "evertally: the job ended\n"

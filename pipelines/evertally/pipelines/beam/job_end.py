@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from evertally.errors import (
 
 __all__ = ["wait_for_end"]
 
+_LIBRARIES: Final = ("apache_beam", "grpc")
 _MISTAKE: Final = re.compile(r"InvalidParameter: (\S+): got (.*), expected (.*)")
 
 
@@ -67,6 +69,7 @@ def wait_for_end(result: Any) -> str:
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
+        _quieten()
         threading.Thread(target=cancel, args=(number,), daemon=True).start()
 
     if threading.current_thread() is threading.main_thread():
@@ -80,6 +83,13 @@ def wait_for_end(result: Any) -> str:
         if stopping.is_set():
             return str(PipelineState.CANCELLED)
         raise _reason(str(error)) from None
+
+
+def _quieten() -> None:
+    """What a runner and its threads say of bundles that a stop cuts off is no failure of the job."""
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    threading.excepthook = lambda _: None
 
 
 def _reason(text: str) -> EvertallyError:

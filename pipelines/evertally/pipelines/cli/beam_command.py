@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, emit
+from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, emit, said_all
 from evertally.pipelines.cli.worker import LogLevel, begin_service
 
 __all__ = ["beam"]
@@ -84,3 +84,4 @@ def beam(
     state = run_job([*words, "--streaming", *(runner_options or [])])
     log.info("the job ended: %s", state)
     emit({"ok": True, "stream": declared.spec.name, "state": state}, f"{declared.spec.name}: {state}")
+    said_all()

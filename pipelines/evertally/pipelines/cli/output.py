@@ -19,7 +19,7 @@ import typer
 
 from evertally.errors import EvertallyError, InvalidParameter, StorageFull
 
-__all__ = ["AsJson", "Logs", "LogFormat", "begin", "counted", "emit", "report_error"]
+__all__ = ["AsJson", "Logs", "LogFormat", "begin", "counted", "emit", "report_error", "said_all"]
 
 _LOGGER: Final = logging.getLogger("evertally")
 
@@ -85,6 +85,13 @@ def emit(fields: dict[str, Any] | list[Any], text: str) -> None:
     except OSError as error:
         _give_up_stdout()
         raise StorageFull(f"the result could not be written to standard output ({error.strerror})") from None
+
+
+def said_all() -> None:
+    """The command is done: what libraries still write while their threads end is nobody's error."""
+    logging.disable(logging.CRITICAL)
+    with contextlib.suppress(OSError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
 
 
 def counted(number: int, noun: str) -> str:

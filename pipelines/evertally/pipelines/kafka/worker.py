@@ -211,7 +211,7 @@ def _open(config: WorkerConfig, start_from: str | None, *, release_only: bool) -
     closings = _has_records(config, topics.closed, config.spec.shards)
     begun = closings or _has_records(config, topics.releases, config.spec.shards)
     context = StreamContext.open(
-        config, partitions, begun=begun and not release_only, may_begin=release_only or start_from is not None
+        config, partitions, begun=begun, may_begin=release_only or start_from is not None
     )
     if not release_only:
         try:
