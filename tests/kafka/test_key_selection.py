@@ -120,7 +120,7 @@ class OneKeyShown:
 
     def poll(self, **wait: int) -> dict[TopicPartition, list[SimpleNamespace]]:  # noqa: ARG002 - as the reader's
         self.at = 1
-        return {self.place: [SimpleNamespace(value=key_record("s", 1, "busy", "slot-00001", 7))]}
+        return {self.place: [SimpleNamespace(offset=0, value=key_record("s", 1, "busy", "slot-00001", 7))]}
 
 
 def test_only_a_slot_that_is_bound_can_be_named_and_a_declared_key_always() -> None:

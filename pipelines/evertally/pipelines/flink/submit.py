@@ -29,6 +29,7 @@ from evertally.pipelines.kafka.aggregation import OpenTick
 from evertally.pipelines.kafka.broker import TopicPartition, translated
 from evertally.pipelines.kafka.config import WorkerConfig
 from evertally.pipelines.kafka.context import StreamContext
+from evertally.pipelines.kafka.reading import read_up_to
 from evertally.pipelines.kafka.sealed_records import Place
 from evertally.pipelines.kafka.start import settle_first_offsets
 from evertally.pipelines.kafka.topics import check_topics
@@ -190,8 +191,7 @@ def _last_places(config: WorkerConfig) -> tuple[list[Place], bool]:
             for place in shards:
                 reader.assign([place])
                 reader.seek(place, max(beginnings[place], ends[place] - _LAST_RECORDS))
-                while reader.position(place) < ends[place]:
-                    records = reader.poll(timeout_ms=1000).get(place, [])
+                for records, _ in read_up_to(reader, place, ends[place]):
                     found += [Place.decode(record.key) for record in records]
             return found, any(ends.values()) or any(reader.end_offsets(released).values())
     finally:

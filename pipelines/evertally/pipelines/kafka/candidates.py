@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 from evertally.errors import IntegrityError
 from evertally.pipelines.events import EventColumns
 from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
+from evertally.pipelines.kafka.reading import read_up_to
 
 __all__ = ["KEY_SCHEMA", "Bindings", "CandidateCounts", "decode_counts", "key_record"]
 
@@ -98,13 +99,13 @@ class Bindings:
             self._reader.assign([self._place])
             self._reader.seek(self._place, self._reader.beginning_offsets([self._place])[self._place])
             end = self._reader.end_offsets([self._place])[self._place]
-            while self._reader.position(self._place) < end:
-                self._take(self._reader.poll(timeout_ms=500))
+            for records, _ in read_up_to(self._reader, self._place, end):
+                self._take(records)
 
     def refresh(self) -> bool:
         """Read what is new; whether there is anything."""
         with translated():
-            return self._take(self._reader.poll(timeout_ms=0))
+            return self._take(self._reader.poll(timeout_ms=0).get(self._place, []))
 
     def names(self, keys: tuple[str, ...]) -> tuple[str | None, ...]:
         """What each declared position is called in events; None for a free slot, which no event can name."""
@@ -114,11 +115,16 @@ class Bindings:
         """Stop reading."""
         self._reader.close(autocommit=False)
 
-    def _take(self, batches: Mapping[TopicPartition, Any]) -> bool:
+    def _take(self, records: Iterable[Any]) -> bool:
         found = False
-        for record in batches.get(self._place, []):
-            fields = json.loads(record.value)
-            if (fields["stream"], fields["incarnation"]) == self._stream:
-                found = found or self.slots.get(fields["slot"]) != fields["key"]
-                self.slots[fields["slot"]] = fields["key"]
+        for record in records:
+            try:
+                fields = json.loads(record.value or b"")
+                mine = (fields["stream"], fields["incarnation"]) == self._stream
+                slot, key = fields["slot"], fields["key"]
+                found = found or (mine and self.slots.get(slot) != key)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise IntegrityError(f"{self._place.topic} holds records that bind no key") from None
+            if mine:
+                self.slots[slot] = key
         return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from evertally.errors import IntegrityError
 from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
+from evertally.pipelines.kafka.reading import read_up_to
 
 __all__ = ["read_changelog"]
 
@@ -38,8 +39,6 @@ def read_changelog(
                     f"records were deleted from the beginning of partition {place.partition} of {place.topic}"
                 )
             reader.seek(place, applied)
-            while (position := int(reader.position(place))) < end:
-                records = reader.poll(timeout_ms=1000).get(place, [])
-                yield records, records[-1].offset + 1 if records else position
+            yield from read_up_to(reader, place, end)
     finally:
         reader.close(autocommit=False)

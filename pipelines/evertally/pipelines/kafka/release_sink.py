@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.kafka.broker import Broker, TopicPartition, translated
+from evertally.pipelines.kafka.reading import read_up_to
 from evertally.pipelines.kafka.transactions import OffsetText, Outgoing, Transactions
 from evertally.pipelines.releases import Release, StreamHeader
 
@@ -95,7 +96,11 @@ class TopicSink:
 def published_tick(broker: Broker, place: TopicPartition, stream: str, incarnation: int) -> tuple[int, int]:
     """Last tick of an incarnation in a partition of the releases topic (0 for none), and the topic's end.
 
-    Raises IntegrityError for a record that is no release.
+    The topic is kept for ever, so its tail alone is read: an earlier incarnation publishes nothing once a
+    later one has begun to, because its producers are fenced.
+
+    Raises IntegrityError for a record that is no release, and for one of a later incarnation: the ledger,
+    which does not know that, was rolled back.
     """
     reader = broker.reader()
     try:
@@ -106,25 +111,33 @@ def published_tick(broker: Broker, place: TopicPartition, stream: str, incarnati
             window = _TAIL_RECORDS
             while True:
                 low = max(first, end - window)
-                last = _last_tick(reader, place, low, end, stream, incarnation)
-                if last or low == first:
-                    return last, end
+                ticks = _last_ticks(reader, place, low, end, stream)
+                if max(ticks, default=0) > incarnation:
+                    raise IntegrityError(
+                        f"incarnation {max(ticks)} of {stream} is published, the ledger knows {incarnation}: "
+                        "an older ledger was put back"
+                    )
+                if ticks or low == first:
+                    return ticks.get(incarnation, 0), end
                 window *= 8
     finally:
         reader.close(autocommit=False)
 
 
-def _last_tick(reader: Any, place: TopicPartition, low: int, end: int, stream: str, incarnation: int) -> int:
+def _last_ticks(reader: Any, place: TopicPartition, low: int, end: int, stream: str) -> dict[int, int]:
+    """Last tick of each incarnation of the stream from offset `low` on."""
     reader.seek(place, low)
-    last = 0
-    while reader.position(place) < end:
-        for record in reader.poll(timeout_ms=1000).get(place, []):
+    last: dict[int, int] = {}
+    for records, _ in read_up_to(reader, place, end):
+        for record in records:
             if record.key is None:
                 continue  # a header
             try:
                 release = Release.decode(record.value or b"")
             except InvalidParameter:
                 raise IntegrityError(f"{place.topic} holds records that are no releases") from None
-            if (release.stream, release.incarnation) == (stream, incarnation):
-                last = max(last, release.t)
+            if release.stream == stream:
+                if type(release.t) is not int or type(release.incarnation) is not int:
+                    raise IntegrityError(f"{place.topic} holds records that are no releases")
+                last[release.incarnation] = max(last.get(release.incarnation, 0), release.t)
     return last
