@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from kafka_harness import KEYS, QUIET, InThread, KafkaStream, wait_until
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError
+from evertally.pipelines.kafka import release_stage
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.context import StreamContext, open_new_incarnation
 from evertally.pipelines.kafka.sealed_records import Piece, Place, StreamSealer
@@ -101,6 +103,26 @@ def test_a_releaser_whose_ledger_is_lost_does_not_begin_the_stream_again(
     config = load_worker_config(stream.config())
     with contextlib.closing(open_ledger(config.ledger, key_file=config.chain_key_file)) as store:
         assert (store.streams(), store.scopes()) == ([], []), "nothing was paid"
+
+
+def test_a_source_that_never_speaks_is_named(
+    servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With more closing_sources than there are, no tick ever ends, and nothing said why."""
+    stream = KafkaStream(servers, tmp_path, kafka_extra="closing_sources = 3")
+    stream.make_topics()
+    monkeypatch.setattr(release_stage, "_SILENT_SOURCE_S", 1.0)
+    monkeypatch.setattr(logging.getLogger("evertally"), "propagate", True)
+    worker = Worker(load_worker_config(stream.config()), release_only=True)
+    engine = Engine(stream, sealer_of(stream))
+    said = "shard 0 waits at tick 1 for closings of 1 of 3 sources: 2"
+    with InThread(worker) as running:
+        running.wait_ready()
+        time.sleep(1.5)
+        assert "waits at tick" not in caplog.text, "where nobody speaks the job may not have begun"
+        engine.write((0, 1, True, {0: 5}), (1, 1, True, {0: 1}))
+        wait_until("the source is named", lambda: said in caplog.text, 30)
+    assert running.error is None
 
 
 def test_a_new_incarnation_counts_from_zero(stream: KafkaStream) -> None:

@@ -130,6 +130,11 @@ class TickCollector:
         return self._through
 
     @property
+    def sources(self) -> int:
+        """How many sources there are."""
+        return len(self._ended)
+
+    @property
     def ready(self) -> int:
         """Last tick that every source has ended."""
         return min(self._ended)

@@ -33,6 +33,7 @@ __all__ = ["release_stage"]
 _LOG: Final = logging.getLogger(__name__)
 _TICKS_A_TURN: Final = 256
 _TRANSACTION_TIMEOUT_MS: Final = 15_000
+_SILENT_SOURCE_S: Final = 60.0
 
 
 def release_stage(context: StreamContext) -> PartitionStage:
@@ -75,7 +76,7 @@ class _Shard:
         names = {key: position for position, key in enumerate(config.spec.keys)}
         self._columns: Final = [names[key] for key in self._releaser.keys]
         self._allowance = 1.0
-        self._allowed_at = time.monotonic()
+        self._allowed_at = self._closed_at = time.monotonic()
         _LOG.info("releasing shard %d from tick %d", shard, self._releaser.next_tick)
 
     def read(self, records: Sequence[Any]) -> None:
@@ -93,7 +94,9 @@ class _Shard:
         first = self._collector.through + 1
         closed = self._collector.close(limit)
         if not closed:
+            self._say_who_is_missing()
             return False
+        self._closed_at = time.monotonic()
         grid = self._config.rule
         rows = []
         for bodies in closed:
@@ -148,6 +151,19 @@ class _Shard:
         self._releaser.publish(sink)
         self._member.seek(self._shard, self._collector.position().resume)
         return sink
+
+    def _say_who_is_missing(self) -> None:
+        """A source that never speaks holds every tick back: one too many in kafka.closing_sources, say."""
+        missing = self._collector.waiting_for()
+        silent = time.monotonic() - self._closed_at > _SILENT_SOURCE_S
+        if not (silent and 0 < len(missing) < self._collector.sources):
+            return
+        self._closed_at = time.monotonic()
+        _LOG.warning(
+            "shard %d waits at tick %d for closings of %d of %d sources: %s",
+            *(self._shard, self._collector.through + 1, len(missing), self._collector.sources),
+            ", ".join(map(str, missing[:10])),
+        )
 
     def _take_allowance(self) -> int:
         """Ticks that may be released now: a bucket that fills at the configured rate."""
