@@ -20,6 +20,8 @@ from typing import Any, Final
 from tests.docs.commands import commands
 from tests.docs.pages import ROOT
 
+from evertally.pipelines.cli.examples import EXAMPLES
+
 __all__ = ["PAGES", "cli_page", "python_page"]
 
 PACKAGES: Final = (
@@ -55,6 +57,7 @@ def cli_page() -> str:
         rows = list(_parameters(command))
         if rows:
             parts.append("\n".join(["| option | value | meaning |", "|---|---|---|", *rows]) + "\n")
+        parts.append(f"    {EXAMPLES[words]}\n")
     return "\n".join(parts)
 
 

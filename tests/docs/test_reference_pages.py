@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Callable
 
 import pytest
+import typer
+from rich.text import Text
 from tests.docs.commands import commands
 from tests.docs.pages import ROOT
 from tests.docs.reference import PACKAGES, PAGES, cli_page, python_page
 
 from evertally.pipelines.cli.app import app
+from evertally.pipelines.cli.examples import EXAMPLES
 
 
 @pytest.mark.parametrize(("page", "build"), PAGES.items(), ids=list(PAGES))
@@ -25,6 +29,22 @@ def test_every_command_and_option_has_help() -> None:
         assert command.help, words
         for one in command.params:
             assert getattr(one, "help", None), f"{words}: {one.name}"
+
+
+def test_help_is_printed_as_it_is_written() -> None:
+    """Rich takes a word in brackets for a style, and prints nothing of it."""
+    for words, command in commands():
+        for text in (command.help, command.epilog, *(getattr(one, "help", "") for one in command.params)):
+            assert Text.from_markup(text).plain == text, words
+
+
+def test_every_command_shows_an_example_that_it_understands() -> None:
+    for words, command in commands():
+        assert command.epilog == f"Example: {EXAMPLES[words]}"
+        program, *given = shlex.split(EXAMPLES[words])
+        count = len(words.split())
+        assert (program, " ".join(given[:count])) == ("evertally", words)
+        command.parse_args(typer.Context(command), given[count:])
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from evertally.errors import EvertallyError
+from evertally.pipelines.cli.examples import show_examples
 from evertally.pipelines.cli.output import report_error
 
 __all__ = ["main"]
@@ -76,7 +77,9 @@ def _load(name: str) -> Any:
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         single.command(name)(target)
         target = single
-    return typer.main.get_command(target)
+    command = typer.main.get_command(target)
+    show_examples(name, command)
+    return command
 
 
 app = typer.Typer(

@@ -55,7 +55,7 @@ def beam(
         str | None,
         typer.Option(
             "--metrics-listen",
-            help="host:port of /internal/metrics, for operators only; default: [metrics] of the TOML.",
+            help="host:port of /internal/metrics, for operators only; default: the TOML's table `metrics`.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -32,7 +32,7 @@ def exporter(
     refresh_s: Annotated[float, typer.Option(help="Seconds between two looks at the ledger.")] = 1.0,
     window: Annotated[
         list[str] | None,
-        typer.Option(help="A window count to show, for example 1h; may be given again.  [default: 1h, 1d]"),
+        typer.Option(help="A window count to show; may be given again. Where none is given: 1h and 1d."),
     ] = None,
     series_max: Annotated[
         int, typer.Option(help="Most series shown; streams that do not fit are refused whole.")

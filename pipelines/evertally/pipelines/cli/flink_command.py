@@ -32,7 +32,7 @@ MetricsListen = Annotated[
     str | None,
     typer.Option(
         "--metrics-listen",
-        help="host:port of /internal/metrics, for operators only; default: [metrics] of the TOML.",
+        help="host:port of /internal/metrics, for operators only; default: the TOML's table `metrics`.",
     ),
 ]
 
