@@ -73,7 +73,10 @@ class BudgetExceeded(EvertallyError):
         self.unit: Final = unit
 
     def __str__(self) -> str:
-        return f"budget refused: requested {self.requested} {self.unit}, spent {self.spent} of {self.cap}"
+        return (
+            f"budget refused: requested {self.requested} {self.unit}, spent {self.spent} of {self.cap}; "
+            "nothing was charged, and a smaller epsilon (more noise) asks for less"
+        )
 
 
 class IntegrityError(EvertallyError):

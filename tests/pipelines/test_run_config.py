@@ -251,6 +251,35 @@ def test_against_says_what_a_change_costs(gates: Path, cli: Cli) -> None:
     assert (code, "a charge of its own" in out) == (0, True)
 
 
+def test_what_a_whole_scope_cannot_pay_for_is_not_promised(gates: Path, cli: Cli) -> None:
+    change(gates, "[output]", '[budget]\nscope = "city"\nepsilon_cap = 2\norder = 8\n\n[output]')
+    assert cli("check-config", "-c", gates / "run.toml")[0] == 0
+    code, out, err = cli("check-config", "-c", change(gates, "epsilon = 1.0", "epsilon = 3.0"))
+    assert (code, "Guarantee" in out, "budget refused" in err, "spent 0 of" in err) == (3, False, True, True)
+
+
+def test_against_a_scope_with_too_little_left_says_so(gates: Path, cli: Cli) -> None:
+    path = change(gates, "[output]", '[budget]\nscope = "city"\nepsilon_cap = 1.0\n\n[output]')
+    change(gates, "epsilon = 1.0\ndelta", "epsilon = 0.9\ndelta")
+    assert cli("run", "-c", path)[0] == 0
+    change(gates, 'name = "gates"', 'name = "doors"')
+    assert cli("check-config", "-c", path)[0] == 0
+    code, _, err = cli("check-config", "-c", path, "--against", gates / "state.sqlite")
+    assert (code, "a smaller epsilon" in err) == (3, True)
+    assert cli("ledger", "verify", gates / "state.sqlite")[1].startswith("1 scope, 1 charge row")
+
+
+def test_a_misspelt_table_is_answered_with_its_name(gates: Path, cli: Cli) -> None:
+    _, _, err = cli("check-config", "-c", change(gates, "[privacy]", "[privcy]"))
+    assert "did you mean [privacy]?" in err
+
+
+def test_an_order_of_one_is_outside_of_what_is_expected(gates: Path, cli: Cli) -> None:
+    change(gates, "[output]", '[budget]\nscope = "city"\nepsilon_cap = 2\norder = 1\n\n[output]')
+    _, _, err = cli("check-config", "-c", gates / "run.toml")
+    assert "budget.order: got 1, expected a number in [1.000000954, 1024]" in err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "name"),
     [

@@ -69,7 +69,7 @@ def test_without_the_extra_the_command_says_what_to_install(config: Path) -> Non
     words = [sys.executable, "-c", program, "train", "--config", str(config)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "evertally[train]" in done.stderr
+    assert "`make train-venv`" in done.stderr
 
 
 def test_defaults_are_those_of_the_page(config: Path) -> None:

@@ -7,6 +7,7 @@ both declare in the same words is the same stream, with the same charge.
 from __future__ import annotations
 
 import datetime
+import difflib
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +98,9 @@ def load_declaration(
     mistakes = Mistakes()
     for name in data:
         if name not in names:
-            mistakes.add(name, "an unknown table or key", "one of [" + "], [".join(names) + "]")
+            near = difflib.get_close_matches(name, names, 1)
+            known = f"no such table; did you mean [{near[0]}]?" if near else f"one of [{'], ['.join(names)}]"
+            mistakes.add(name, "an unknown table or key", known)
     if amend is not None:
         amend(data, mistakes)
     tables = {name: ConfigTable(name, data.get(name), mistakes) for name in names}

@@ -126,7 +126,7 @@ class ConfigTable:
             return None
         number = self._mistakes.attempt(lambda: positive_real(f"{self._name}.{key}", value, high=high))
         if number is not None and number < low:
-            self._mistakes.add(f"{self._name}.{key}", value, f"a number in [{low:g}, {high:g}]")
+            self._mistakes.add(f"{self._name}.{key}", value, f"a number in [{low:.10g}, {high:g}]")
             return None
         return number
 

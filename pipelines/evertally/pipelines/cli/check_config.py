@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evertally.errors import InvalidParameter
+from evertally.errors import BudgetExceeded, InvalidParameter
 from evertally.pipelines.cli.output import AsJson, LogFormat, Logs, begin, counted, emit
 
 if TYPE_CHECKING:
     from evertally.pipelines.config import RunConfig
     from evertally.pipelines.kafka.config import WorkerConfig
+    from evertally.pipelines.stream_spec import StreamSpec
 
 __all__ = ["check_config"]
 
@@ -58,6 +59,7 @@ def check_config(
         check_source(bounded)
         header, ticks = bounded.spec.header(1), bounded.ticks.ticks
     _check_key_file(declared.key_file)
+    _check_cap(declared.spec)
     verdict = "" if against is None else _compare(declared, against, chain_key)
     fields: dict[str, Any] = {
         "ok": True,
@@ -94,14 +96,35 @@ def _check_key_file(path: Path) -> None:
         KeyFile.open(path)
 
 
+def _check_cap(spec: StreamSpec) -> None:
+    """Refuse what the whole of its scope cannot pay for: it never begins, so its guarantee is none."""
+    from evertally.accountants.budget.charges import cost
+
+    price, caps = cost(spec.scope, spec.charge()), spec.scope.caps()
+    for unit, wanted, cap in (
+        (spec.scope.main_unit, price.main, caps.main),
+        ("nano-epsilon", price.epsilon, caps.epsilon),
+        ("atto-delta", price.delta, caps.delta),
+    ):
+        if wanted > cap:
+            raise BudgetExceeded(wanted, 0, cap, unit)
+
+
 def _compare(declared: RunConfig | WorkerConfig, state: str, chain_key: Path | None) -> str:
-    """Whether the state's stream would be continued. Raises InvalidParameter where it would not."""
+    """Whether the state's stream would be continued, or could begin.
+
+    Raises:
+        InvalidParameter: it is there with other parameters.
+        BudgetExceeded: it would begin, and its scope has too little left.
+    """
     from evertally.accountants.budget.opening import open_ledger
 
     store = open_ledger(state, key_file=chain_key, create=False)
     try:
         opened = store.find_stream(declared.spec.name)
         if opened is None:
+            if any(declared.spec.scope.name == status.scope.name for status in store.scopes()):
+                store.quote(declared.spec.charge())
             return "the state file holds no stream of this name: it would begin, with a charge of its own"
         changes = declared.spec.changes(opened)
     finally:

@@ -37,11 +37,15 @@ def train(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "safetensors"):
             raise
-        raise InvalidParameter("extra", f"no module {error.name}", "pip install 'evertally[train]'") from None
+        raise InvalidParameter(
+            "environment",
+            f"no module {error.name}",
+            "PyTorch: in a clone `make train-venv`, elsewhere the extra `train` of the wheel",
+        ) from None
     with _step_progress() as progress:
         report = train_run(declared, device=device, progress=progress)
     log.info("%d steps are published", report.steps)
-    emit({"ok": True, **asdict(report), "accuracy": report.accuracy}, report.text())
+    emit({"ok": True, **asdict(report), "accuracy": report.accuracy}, report.text(declared.folder))
 
 
 @contextlib.contextmanager

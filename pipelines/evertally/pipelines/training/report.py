@@ -70,8 +70,8 @@ class RunReport:
         write_durably(folder / _REPORT, json.dumps({**fields, "joules": _NOT_MEASURED}, indent=1).encode())
         (folder / _REPORT).chmod(0o644)
 
-    def text(self) -> str:
-        """The report for a terminal."""
+    def text(self, folder: Path) -> str:
+        """The report for a terminal; `folder` is the run's."""
         lines = [
             f"{self.run}: {self.steps} steps, {self.strategy}, {self.participation}",
             f"guarantee: epsilon {rounded_up(self.epsilon)} at delta {rounded_up(self.delta)} for adding or "
@@ -82,7 +82,7 @@ class RunReport:
             f"quality on public data: {self.accuracy}",
             f"cost: {'was said when it ended' if self.seconds is None else f'{self.seconds:.1f} s'};"
             f" joules {_NOT_MEASURED}",
-            f"model: {self.model}",
+            f"model: {folder / self.model}",
         ]
         return "\n".join(lines)
 
