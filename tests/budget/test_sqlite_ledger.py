@@ -70,6 +70,20 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_ledger_in_a_folder_that_is_not_there_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="a folder that exists") as refused:
+        open_ledger(tmp_path / "nowhere" / "l")
+    assert (refused.value.field, refused.value.got) == ("ledger", str(tmp_path / "nowhere"))
+
+
+def test_a_ledger_others_can_read_is_named(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "l").close()
+    (tmp_path / "l").chmod(0o644)
+    with pytest.raises(InvalidParameter, match="chmod 600") as refused:
+        open_ledger(tmp_path / "l")
+    assert refused.value.got == f"mode 0644 of {tmp_path / 'l'}"
+
+
 def test_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
     open_ledger(tmp_path / "l").close()
     raw = apsw.Connection(str(tmp_path / "l"))

@@ -263,12 +263,13 @@ def test_too_many_series_are_refused_whole_and_said(tmp_path: Path, caplog: pyte
     store.close()
 
 
-def test_a_ledger_that_goes_and_comes_back(tmp_path: Path) -> None:
+def test_a_ledger_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "ledger.db"
     with exporting(path, refresh_s=100) as exporter:
         assert samples(scrape(exporter))["evertally_ledger_up"] == 0
         assert httpx.get(exporter.addresses[0] + "/readyz", trust_env=False).status_code == 503
         assert httpx.get(exporter.addresses[0] + "/healthz", trust_env=False).status_code == 200
+        assert f"no ledger is there, or it may not be read: {path}" in caplog.text
         store, key_file = opened(tmp_path)
         stream = Stream(store, key_file, spec("gates"))
         stream.release([[1, 2]])

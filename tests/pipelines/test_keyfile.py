@@ -44,8 +44,10 @@ def test_a_key_file_others_can_reach_is_refused(tmp_path: Path, mode: int) -> No
     path = tmp_path / "k"
     KeyFile.create(path)
     path.chmod(mode)
-    with pytest.raises(InvalidParameter, match="0600"):
+    with pytest.raises(InvalidParameter, match="0600") as refused:
         KeyFile.open(path)
+    assert refused.value.got == f"mode {mode:04o} of {path}"  # which of all files, and what to do
+    assert refused.value.expected.endswith("chmod 600")
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:

@@ -239,5 +239,5 @@ def sweep_of(engine: Engine) -> Sweep:
         return _numpy_sweep
     found = _numba_sweep()
     if found is None and engine == "numba":
-        raise InvalidParameter("engine", engine, "an installed engine: pip install evertally[numba]")
+        raise InvalidParameter("engine", engine, "an installed engine: the extra `numba` of the wheel")
     return found or _numpy_sweep

@@ -48,7 +48,7 @@ def draw_epsilon(
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra, and slow to import
     except ImportError:
         raise InvalidParameter(
-            "plot", str(file), "matplotlib installed: pip install evertally[plots]"
+            "plot", str(file), "matplotlib here: the extra `plots` of the wheel, or `make venv`"
         ) from None
     steps = [2.0 * i / (_POINTS - 1) - 1.0 for i in range(_POINTS)]
     sigmas = [noise_multiplier * _FACTOR**step for step in steps]

@@ -69,7 +69,9 @@ class AggregationKeys:
             with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-                    raise InvalidParameter("aggregation keys", str(path), "a regular file of mode 0600")
+                    raise InvalidParameter(
+                        "aggregation keys", str(path), "a regular file of mode 0600 (chmod 600)"
+                    )
                 data = file.read(_SIZE + 1)
         except OSError as error:
             raise InvalidParameter(

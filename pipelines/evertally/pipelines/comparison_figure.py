@@ -71,7 +71,9 @@ def draw_comparison(contenders: Sequence[Contender], last: int, path: Path) -> N
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra, and slow to import
         from matplotlib.figure import Figure  # noqa: PLC0415 - as above
     except ImportError:
-        raise InvalidParameter("plot", "no matplotlib", "pip install 'evertally[plots]'") from None
+        raise InvalidParameter(
+            "plot", "no matplotlib", "matplotlib here: the extra `plots` of the wheel, or `make venv`"
+        ) from None
     if not os.path.isdir(path.parent):
         raise InvalidParameter("plot", str(path), "a path in an existing folder")
     by_key = {contender.key: contender for contender in contenders}

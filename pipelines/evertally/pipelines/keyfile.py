@@ -77,8 +77,10 @@ class KeyFile:
                 if not stat.S_ISREG(status.st_mode):
                     raise InvalidParameter("key_file", str(path), "a regular file")
                 if status.st_mode & 0o077:
-                    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-                    raise InvalidParameter("key_file", mode, "mode 0600: nobody else may read the key")
+                    mode = f"mode {stat.S_IMODE(status.st_mode):04o} of {path}"
+                    raise InvalidParameter(
+                        "key_file", mode, "mode 0600, since nobody else may read the key: chmod 600"
+                    )
                 data = file.read(len(_MAGIC) + _SECRET_BYTES + _CHECKSUM_BYTES + 1)
         except OSError as error:
             raise InvalidParameter("key_file", str(path), f"a readable file ({error.strerror})") from None

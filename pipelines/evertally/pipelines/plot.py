@@ -101,7 +101,9 @@ def draw_releases(table: ReleaseTable, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - as above
     except ImportError:
-        raise InvalidParameter("plot", "no matplotlib", "pip install 'evertally[plots]'") from None
+        raise InvalidParameter(
+            "plot", "no matplotlib", "matplotlib here: the extra `plots` of the wheel, or `make venv`"
+        ) from None
     figure = Figure(figsize=(16, 10), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     totals, errors = figure.subplots(1, 2, width_ratios=(1.75, 1.0))

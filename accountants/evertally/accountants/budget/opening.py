@@ -78,12 +78,14 @@ def _chain_key(path: Path, *, create: bool) -> bytes:
                 write_private(path, os.urandom(KEY_BYTES), os.link)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
+        if create:
+            raise InvalidParameter("ledger", str(path.parent), "a folder that exists") from None
         raise InvalidParameter("ledger.key_file", str(path), "an existing file of 32 bytes") from None
     except OSError as error:
         raise StorageFull(f"the chain key cannot be read or written: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
         if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-            raise InvalidParameter("ledger.key_file", str(path), "a file only its owner can read (mode 0600)")
+            raise InvalidParameter("ledger.key_file", str(path), "a file only its owner can read: chmod 600")
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
         raise IntegrityError(f"the chain key {path.name} is not {KEY_BYTES} bytes long")

@@ -222,7 +222,8 @@ def _create_private(path: Path) -> tuple[int, int]:
     try:
         status = os.fstat(descriptor)
         if status.st_mode & 0o077:
-            raise InvalidParameter("ledger", oct(status.st_mode & 0o777), "a file of mode 0600")
+            mode = f"mode {status.st_mode & 0o777:04o} of {path}"
+            raise InvalidParameter("ledger", mode, "mode 0600, since nobody else may read it: chmod 600")
         return status.st_dev, status.st_ino
     finally:
         os.close(descriptor)

@@ -62,7 +62,7 @@ def demo(
         f"{sentence}\nStandard error at the end {result.rows[0].stderr:.1f}; a mechanism that knew the end "
         f"would reach {result.stderr_known_end:.1f}. The true totals are shown by this demo alone.\n"
         f"Releases: {result.releases}   Picture: "
-        f"{result.picture or 'none without matplotlib; pip install evertally[plots]'}",
+        f"{result.picture or 'none without matplotlib (the extra `plots` of the wheel)'}",
     )
 
 

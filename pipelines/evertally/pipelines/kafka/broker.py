@@ -214,6 +214,8 @@ def _reason_surfaced(broker: Broker) -> Iterator[None]:
     except (kafka_errors.KafkaError, OSError) as error:
         name = type(error).__name__
         reason = listener.reason or f"{name}: {str(error).removeprefix(f'{name}: ')}"
+        if isinstance(error, kafka_errors.KafkaTimeoutError) and not listener.reason:
+            reason += "; is a broker there, and is this its security_protocol?"
         if not listener.reason and listener.cut_off and broker.sasl_mechanism is not None:
             reason = "the broker closes the connection during login: wrong user, password or mechanism?"
         raise ServiceUnavailable(

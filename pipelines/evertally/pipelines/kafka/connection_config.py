@@ -14,7 +14,9 @@ __all__ = ["read_broker", "read_listen"]
 
 def read_broker(kafka: ConfigTable, folder: Path, mistakes: Mistakes) -> Broker | None:
     """How to reach the cluster, from the table [kafka]."""
-    servers = kafka.text("bootstrap_servers", "host:port, comma separated")
+    servers = kafka.text(
+        "bootstrap_servers", "host:port, comma separated (or in EVERTALLY_KAFKA_BOOTSTRAP_SERVERS)"
+    )
     protocol = kafka.choice("security_protocol", SECURITY_PROTOCOLS, "PLAINTEXT")
     files: dict[str, Path | None] = {}
     for key in ("ca_file", "cert_file", "client_key_file"):

@@ -94,7 +94,7 @@ class _SqliteView:
                     connection.execute("ROLLBACK")
         except apsw.Error as error:
             self.close()
-            raise _sqlite_failure(error) from None
+            raise _sqlite_failure(error, self._path) from None
 
     def close(self) -> None:
         """See `LedgerView`."""
@@ -127,10 +127,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _sqlite_failure(error: apsw.Error) -> EvertallyError:
+def _sqlite_failure(error: apsw.Error, path: Path) -> EvertallyError:
     if isinstance(error, apsw.NotADBError | apsw.CorruptError | apsw.SQLError):
-        return IntegrityError(f"the file is no ledger that can be read: {type(error).__name__}")
-    return ServiceUnavailable(f"the ledger cannot be read: {type(error).__name__}")
+        return IntegrityError(f"{path} is no ledger that can be read: {type(error).__name__}")
+    if isinstance(error, apsw.CantOpenError):
+        return ServiceUnavailable(f"no ledger is there, or it may not be read: {path}")
+    return ServiceUnavailable(f"the ledger {path} cannot be read: {type(error).__name__}")
 
 
 class _PostgresView:

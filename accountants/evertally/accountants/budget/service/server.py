@@ -60,7 +60,9 @@ def serve_ledger(
     finally:
         state.close()
     if not server.started:
-        raise ServiceUnavailable(f"{settings.host} port {settings.port} cannot be bound")
+        raise ServiceUnavailable(
+            f"{settings.host} port {settings.port} cannot be bound; free it, or give another --host or --port"
+        )
 
 
 class _Server(uvicorn.Server):
