@@ -179,3 +179,18 @@ def test_the_command_turns_its_options_into_beams(tmp_path: Path, monkeypatch: p
         "--streaming",
         "--runner=PrismRunner",
     } <= set(seen[0])
+
+
+def test_a_runner_that_is_not_there_is_refused_before_any_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.beam.test_beam_secrets import CONFIG
+
+    from evertally.pipelines.beam import job
+
+    monkeypatch.setattr(job, "prepare", lambda *_: pytest.fail("the stream is paid for"))
+    monkeypatch.setenv("EVERTALLY_KAFKA_PASSWORD", "p")
+    (tmp_path / "worker.toml").write_text(CONFIG)
+    words = [f"--evertally_config={tmp_path / 'worker.toml'}", f"--prism_location={tmp_path / 'prism'}"]
+    with pytest.raises(InvalidParameter, match="make prism"):
+        job.run_job(words)

@@ -274,6 +274,12 @@ def test_a_misspelt_table_is_answered_with_its_name(gates: Path, cli: Cli) -> No
     assert "did you mean [privacy]?" in err
 
 
+def test_another_commands_file_is_answered_with_the_command(gates: Path, cli: Cli) -> None:
+    path = change(gates, "[output]", '[kafka]\ntopic = "visits.raw"\n\n[output]')
+    code, _, err = cli("run", "-c", path)
+    assert (code, "`evertally worker`" in err) == (2, True)
+
+
 def test_an_order_of_one_is_outside_of_what_is_expected(gates: Path, cli: Cli) -> None:
     change(gates, "[output]", '[budget]\nscope = "city"\nepsilon_cap = 2\norder = 1\n\n[output]')
     _, _, err = cli("check-config", "-c", gates / "run.toml")

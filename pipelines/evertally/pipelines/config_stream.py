@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from evertally.counters.contribution import ADJACENCIES
 from evertally.counters.grid import SLACK_HORIZON
@@ -71,6 +71,13 @@ class EventFields:
     value: tuple[str, object] | None
 
 
+_OTHERS: Final = {  # a whole file that is another command's
+    "kafka": "no such table here; a stream of a topic is for `evertally worker`, `beam` or `flink submit`",
+    "output": "no such table here; a stream of a file is for `evertally run`",
+    "run": "no such table here; a training run is for `evertally train`",
+}
+
+
 def load_declaration(
     path: Path,
     names: tuple[str, ...],
@@ -100,7 +107,7 @@ def load_declaration(
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             known = f"no such table; did you mean [{near[0]}]?" if near else f"one of [{'], ['.join(names)}]"
-            mistakes.add(name, "an unknown table or key", known)
+            mistakes.add(name, "an unknown table or key", _OTHERS.get(name, known))
     if amend is not None:
         amend(data, mistakes)
     tables = {name: ConfigTable(name, data.get(name), mistakes) for name in names}

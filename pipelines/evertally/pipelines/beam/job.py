@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -226,6 +227,7 @@ def run_job(arguments: Sequence[str]) -> str:
     if ours.evertally_config is None:
         raise InvalidParameter("--evertally_config", None, "the TOML file that declares the stream")
     config = load_worker_config(Path(ours.evertally_config))
+    _check_prism(options.get_all_options().get("prism_location"))
     with contextlib.ExitStack() as stack:
         listen = Listen.chosen(config.metrics, ours.evertally_metrics_listen)
         metrics = None if listen is None else JobMetrics(config.spec.name, config.rule, listen)
@@ -240,6 +242,13 @@ def run_job(arguments: Sequence[str]) -> str:
         pipeline | "Count" >> CountKafka(config, start, ours)
         _LOG.info("submitting %s", config.spec.name)
         return wait_for_end(pipeline.run())
+
+
+def _check_prism(location: str | None) -> None:
+    """Refuse a runner that is not there before any charge: Beam looks for it when all else is paid."""
+    if location is None or "://" in location or os.access(location, os.X_OK):
+        return
+    raise InvalidParameter("--prism-location", location, "a program that is there: `make prism` builds it")
 
 
 def _looking(
