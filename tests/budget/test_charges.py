@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from scipy.stats import norm
 
 from evertally import accountants
 from evertally.accountants.budget import (
@@ -27,7 +28,7 @@ from evertally.accountants.budget import (
     fit_counter,
 )
 from evertally.accountants.budget.charges import request_from_json
-from evertally.accountants.budget.counter_loss import counter_mu2
+from evertally.accountants.budget.counter_loss import computational_delta, counter_mu2, output_sd
 from evertally.accountants.budget.loss import Line
 from evertally.accountants.gaussian import gaussian_delta
 from evertally.counters import parse_mechanism
@@ -208,6 +209,18 @@ def test_key_selection_pays_for_its_counter_and_its_threshold() -> None:
         cost(EVENT, ChargeRequest("e", "event", "add-remove", replace(low, threshold=20)))
     with pytest.raises(InvalidParameter, match="threshold"):
         replace(low, threshold=10**400)  # no double holds it
+
+
+def test_a_coarse_grid_drifts_towards_the_threshold() -> None:
+    """Where a count is a few cells, rounding of the history moves the mean by more than half a count."""
+    coarse = replace(COUNTER, keys=1, q=16, slack_horizon=2**40)
+    line = KeySelectionLine(coarse, threshold=10**9, horizon=10**4)
+    sd, drift = output_sd(coarse, line.horizon), counter_grid(coarse, EVENT).slack / 2.0**30
+    assert drift > 2.0 / sd
+    tail = [line.horizon * norm.sf((line.threshold - 2) / sd - shift) for shift in (0.0, drift - 0.5 / sd)]
+    shown = float(line.loss(EVENT).delta - computational_delta(coarse))
+    assert shown == pytest.approx(tail[1], rel=1e-9)
+    assert shown > tail[0] * (1.0 + 1e-6)
 
 
 # nothing from the client

@@ -17,6 +17,7 @@ from evertally.accountants.budget.amounts import Amount, decimal_text, exact
 from evertally.accountants.budget.counter_loss import (
     CounterParameters,
     computational_delta,
+    counter_grid,
     counter_mu2,
     output_sd,
 )
@@ -143,7 +144,9 @@ class KeySelectionLine:
     """Keys shown once their noisy running count passes a threshold: a counter's loss and a delta.
 
     A key that only one unit holds shows at some tick with probability at most horizon * Q((threshold -
-    reach)/sd), reach = the unit's largest total in a key, sd the largest noise up to the horizon.
+    reach)/sd), reach = the unit's largest total in a key, sd the largest noise up to the horizon. For
+    rounding a count is taken off the distance: half of it is the release's, the other half, or what it
+    takes, that of the noise on the grid.
 
     Attributes:
         parameters: the counter behind the selection; its `keys` counts the keys a unit may touch.
@@ -169,7 +172,9 @@ class KeySelectionLine:
         """See `Line`."""
         p = self.parameters
         reach = p.clip * p.participations * p.per_tick * (2 if scope.adjacency != "add-remove" else 1)
-        distance = (self.threshold - reach - 1) / output_sd(p, self.horizon)
+        sd = output_sd(p, self.horizon)
+        drift = counter_grid(p, scope).slack / 2.0**30
+        distance = (self.threshold - reach - 1) / sd - max(0.0, drift - 0.5 / sd)
         if not distance > 1.0:
             raise InvalidParameter(
                 "line.threshold", self.threshold, "a threshold above one unit's reach and the noise"
