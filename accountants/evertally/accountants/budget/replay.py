@@ -17,6 +17,7 @@ __all__ = ["Replay"]
 
 
 _NOTHING: Final = Caps(0, 0, 0)
+_LAST_UNIT: Final = 1
 
 
 @dataclass(slots=True)
@@ -36,11 +37,15 @@ class Replay:
         spent: sum of the rows' amounts.
         due: what the standing lines cost together, disjoint groups at their largest member.
         status: last event of each charge ("committed" also after an extension).
+
+    A price is computed in doubles, which end in other digits on another processor, so that one unit more or
+    less for each line is no difference.
     """
 
     spent: Caps = _NOTHING
     due: int = 0
     status: dict[str, str] = field(default_factory=dict)
+    _priced: int = 0
     _standing: dict[str, _Standing] = field(default_factory=dict)
     _groups: dict[str, defaultdict[str, int]] = field(default_factory=dict)
 
@@ -53,7 +58,7 @@ class Replay:
             return f"cannot be recomputed: {type(error).__name__}"
         except (ValueError, KeyError, TypeError):
             return "cannot be read"
-        if not wrong and self.spent.main < self.due:
+        if not wrong and self.spent.main + self._priced * _LAST_UNIT < self.due:
             return "charges less than its line costs"
         return wrong
 
@@ -81,6 +86,7 @@ class Replay:
     def _charge(self, scope: Scope, row: ChargeRow) -> str:
         request = _request(row.line, row.principal)
         price = cost(scope, request)
+        self._priced += 1
         charge = _Standing(row.line, price, _sum(_NOTHING, row))
         self._standing[row.charge_id] = charge
         self.due += self._add(request, price.main)
@@ -94,6 +100,7 @@ class Replay:
         if not grows or extended_request(old, horizon) != new:
             return "extends wrongly"
         price = cost(scope, new)
+        self._priced += 1
         self.due += self._add(new, max(0, price.main - charge.price.main))
         charge.line, charge.price, charge.charged = row.line, price, _sum(charge.charged, row)
         return _short(charge, new)
@@ -125,7 +132,8 @@ def _short(charge: _Standing, request: ChargeRequest) -> str:
     """A line in a group is compared with the others of its group, by what is due."""
     price, charged = charge.price, charge.charged
     main = 0 if request.group else price.main
-    short = charged.main < main or charged.epsilon < price.epsilon or charged.delta < price.delta
+    pairs = ((charged.main, main), (charged.epsilon, price.epsilon), (charged.delta, price.delta))
+    short = any(paid + _LAST_UNIT < due for paid, due in pairs)
     return "charges less than its line costs" if short else ""
 
 
