@@ -76,6 +76,7 @@ def test_the_wheel_holds_the_three_portions_and_nothing_else(distributions: tupl
         "accountants",
         "pipelines",
         "testing",
+        "durable.py",
         "errors.py",
         "validation.py",
         "py.typed",
