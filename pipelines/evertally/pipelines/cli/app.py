@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from evertally.errors import EvertallyError
+from evertally.errors import EvertallyError, InvalidParameter
 from evertally.pipelines.cli.examples import show_examples
 from evertally.pipelines.cli.output import report_error
 
@@ -55,6 +55,16 @@ _COMMANDS: Final = {
     "token": _Entry("token", "app", "Create, list and revoke access tokens of the budget service."),
     "ledger": _Entry("ledger", "app", "Look at a ledger, check it, publish again, pay for more ticks."),
 }
+
+
+_EXTRAS: Final = {
+    "psycopg": "postgres",
+    "matplotlib": "plots",
+    "torch": "train",
+    "safetensors": "train",
+    "pyflink": "flink",
+}
+"""What is installed only where it is asked for."""
 
 
 class _LazyGroup(TyperGroup):
@@ -121,6 +131,12 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:  # the last line of defence
+        module = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and module in _EXTRAS:
+            how = f"pip install 'evertally[{_EXTRAS[module]}]'"
+            missing = InvalidParameter("extra", f"no module {module}", how)
+            report_error(missing)
+            sys.exit(missing.exit_code)
         # an unforeseen error's own text may hold data, so only its type and place are printed
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(
