@@ -133,8 +133,8 @@ def main() -> None:
     except Exception as error:  # the last line of defence
         module = (getattr(error, "name", None) or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and module in _EXTRAS:
-            how = f"pip install 'evertally[{_EXTRAS[module]}]'"
-            missing = InvalidParameter("extra", f"no module {module}", how)
+            needed = f"the extra `{_EXTRAS[module]}` of the wheel"
+            missing = InvalidParameter("environment", f"no module {module}", needed)
             report_error(missing)
             sys.exit(missing.exit_code)
         # an unforeseen error's own text may hold data, so only its type and place are printed

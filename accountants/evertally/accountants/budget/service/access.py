@@ -62,9 +62,9 @@ class Access:
             found = None if known is None else known[1]
         if found is None:
             challenge = {} if self._certificates else {"WWW-Authenticate": 'Bearer realm="evertally"'}
-            raise Refusal(
-                Problem("unauthorized", "no valid credential came with the request", headers=challenge)
-            )
+            way = "a client certificate" if self._certificates else "`Authorization: Bearer TOKEN`"
+            detail = f"no valid credential came with the request; it comes as {way}"
+            raise Refusal(Problem("unauthorized", detail, headers=challenge))
         return found
 
     async def of_login(self, presented: str) -> tuple[str, Principal] | None:
