@@ -18,6 +18,7 @@ from evertally.pipelines.flink.messages import Message, lane_of
 from evertally.pipelines.kafka.aggregation import OpenTick
 from evertally.pipelines.kafka.candidates import decode_counts
 from evertally.pipelines.releases import Release
+from evertally.pipelines.ticks import parse_ms
 
 
 def test_a_count_of_partitions_that_no_length_bounds() -> None:
@@ -32,6 +33,13 @@ def test_a_tick_far_ahead_computes_nothing() -> None:
     CoefficientPowerTrack(LogPerturbed()).load(struct.pack(">d", 1.0), 2**24)
     with pytest.raises(IntegrityError, match="horizon"):
         CoefficientPowerTrack(LogPerturbed(horizon=64)).load(struct.pack(">d", 1.0), 65)
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_a_time_that_utc_has_no_year_for(text: str) -> None:
+    """It ended as an OverflowError."""
+    with pytest.raises(ValueError, match="format_ms"):
+        parse_ms(text)
 
 
 @pytest.mark.parametrize("text", ["evertally/1 00 ² 3", f"evertally/1 00 {'9' * 5000} 3", "evertally/1 00 1"])

@@ -84,6 +84,6 @@ def parse_ms(text: str) -> int:
     """The inverse of `format_ms`. Raises ValueError for any other form."""
     moment = datetime.datetime.fromisoformat(text)
     ms = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
-    if format_ms(ms) != text:
+    if not FIRST_MS <= ms <= LAST_MS or format_ms(ms) != text:
         raise ValueError("not a time written by format_ms")
     return ms
