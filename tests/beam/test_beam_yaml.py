@@ -150,15 +150,19 @@ def test_the_command_turns_its_options_into_beams(tmp_path: Path, monkeypatch: p
     from tests.beam.test_beam_secrets import CONFIG
     from typer.testing import CliRunner
 
+    from evertally.pipelines.cli import beam_command
     from evertally.pipelines.cli.app import app
 
     seen: list[list[str]] = []
+    ended: list[bool] = []
 
     def run_job(given: list[str]) -> str:
         seen.append(given)
         return "DONE"
 
     monkeypatch.setattr("evertally.pipelines.beam.job.run_job", run_job)
+    # it silences the whole process, which here is the suite's
+    monkeypatch.setattr(beam_command, "said_all", lambda: ended.append(True))
     monkeypatch.setenv("EVERTALLY_KAFKA_PASSWORD", "p")
     (tmp_path / "worker.toml").write_text(CONFIG)
     words = [
@@ -179,6 +183,7 @@ def test_the_command_turns_its_options_into_beams(tmp_path: Path, monkeypatch: p
         "--streaming",
         "--runner=PrismRunner",
     } <= set(seen[0])
+    assert ended == [True]
 
 
 def test_a_runner_that_is_not_there_is_refused_before_any_charge(
