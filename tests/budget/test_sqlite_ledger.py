@@ -385,3 +385,21 @@ def test_two_starters_at_once_make_one_ledger(tmp_path: Path) -> None:
     assert {store.scope_status("s").scope for store in stores} == {SCOPE}
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize("named", ["nobody", "committed"])
+def test_an_index_that_names_what_has_not_lapsed_returns_nothing(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged index named a charge for ever: its amounts would come back, or the loop never end."""
+    store = SqlLedger(SqliteBackend(tmp_path / "l"), SQLITE_DIALECT, b"k" * 32)
+    store.create_scope(Scope("s", "event", "add-remove", "4", "1e-6"))
+    request = ChargeRequest("s", "event", "add-remove", GaussianLine(1, "10"))
+    receipt = store.charge(request)
+    ids = [receipt.charge_id if named == "committed" else named]
+    monkeypatch.setattr(charge_states, "due", lambda *_: ids)
+    before = store.scope_status("s").spent
+    with pytest.raises(IntegrityError, match="damaged"):
+        store.quote(request)
+    assert store.scope_status("s").spent == before
+    store.close()

@@ -44,7 +44,7 @@ def test_bad_last_ticks_are_refused(to: str) -> None:
 
 def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(InvalidParameter, match="evertally\\[plots\\]"):
+    with pytest.raises(InvalidParameter, match="the extra `plots`"):
         compare(to="2^5", plot=tmp_path / "x.png")
 
 

@@ -19,7 +19,7 @@ from evertally.accountants.budget.records import Receipt
 from evertally.accountants.budget.scope_book import ScopeRow, admit, append, read_scope
 from evertally.accountants.budget.scopes import Caps
 from evertally.accountants.budget.sql import Transaction
-from evertally.errors import Fenced, InvalidParameter
+from evertally.errors import Fenced, IntegrityError, InvalidParameter
 
 __all__ = [
     "any_due",
@@ -105,12 +105,16 @@ def any_due(tx: Transaction, row: ScopeRow, now: int) -> bool:
 
 
 def expire_due(tx: Transaction, key: bytes, row: ScopeRow, now: int) -> int:
-    """Return the amounts of some of the scope's reservations whose time is over; how many."""
+    """Return the amounts of some of the scope's reservations whose time is over; how many.
+
+    Raises IntegrityError where an index names as lapsed what is none: nothing that was spent is returned.
+    """
     ids = charge_states.due(tx, row.scope_id, now, _SWEEP)
     for charge_id in ids:
         state = charge_states.read(tx, key, charge_id)
-        if state is not None:
-            _expire(tx, key, state, now)
+        if state is None or state.status != "reserved" or state.expires_ms > now:
+            raise IntegrityError("a reservation that is listed as lapsed is none: the ledger is damaged")
+        _expire(tx, key, state, now)
     return len(ids)
 
 
