@@ -79,7 +79,7 @@ def test_the_installed_program_keeps_its_claim(name: str, tmp_path: Path) -> Non
     bound = mu_lower(stream, seen)
     assert bound <= seen.mu
     if stream.mechanism.startswith("log-perturbed"):  # and it is no idle claim
-        assert bound > 0.9 * seen.mu
+        assert bound > 0.8 * seen.mu
 
 
 @pytest.mark.slow

@@ -153,7 +153,9 @@ def test_bad_lines_become_dead_letters_and_cost_no_good_one(gates: Path, cli: Cl
         "offset": len(mixed[0]) + len(mixed[1]) + 2,
         "code": "value_not_finite",
     }
-    assert str(EVENTS) not in out + err  # how many were refused is not for this output
+    assert str(EVENTS) not in (out + err).replace(
+        str(gates), ""
+    )  # how many were refused is not for this output
     # exactly the good lines: the same releases as from a file without the bad ones
     (gates / "events.csv").write_text("\n".join(good))
     assert cli("run", "-c", gates / "run.toml", "--resume")[0] == 0
