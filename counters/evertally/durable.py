@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_private"]
+__all__ = ["sync_file", "sync_folder", "write_private"]
+
+
+def sync_file(path: Path) -> None:
+    """Fsync a file that was written and closed. Raises OSError."""
+    _sync(path, os.O_CLOEXEC)
 
 
 def sync_folder(folder: Path) -> None:
     """Fsync a folder, so that the names in it survive a power cut. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(folder, os.O_CLOEXEC | os.O_DIRECTORY)
 
 
 def write_private(path: Path, data: bytes, put: Callable[[Path, Path], object]) -> None:
@@ -39,3 +40,11 @@ def write_private(path: Path, data: bytes, put: Callable[[Path, Path], object]) 
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evertally.durable import sync_folder
+from evertally.durable import sync_file, sync_folder
 from evertally.errors import IntegrityError, StorageFull
 from evertally.pipelines.sealing import Sealer
 from evertally.pipelines.training.allocation import Allocation
@@ -104,7 +104,7 @@ class ExampleSpool:
             self._flush(waiting, segments)
             for number in range(self._allocation.batches):
                 if segments[number]:  # no index before all that it speaks of
-                    _make_durable(self._path(number))
+                    sync_file(self._path(number))
             index = json.dumps({"manifest": manifest_digest, "segments": segments}).encode()
             _write(self._folder / _INDEX, self._sealer.seal(index, self._allocation.batches, 0))
             sync_folder(self._folder)
@@ -200,14 +200,6 @@ def _unpack(data: bytes, form: ExampleForm) -> Iterator[_Example]:
         place += 4 + size
     for row in range(count):
         yield _Example(names[2 * row], names[2 * row + 1], features[row], labels[row])
-
-
-def _make_durable(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> None:
