@@ -26,7 +26,13 @@ from evertally.accountants.budget import (
 from evertally.accountants.budget.sql import Transaction, blob
 from evertally.accountants.budget.sqlite import SQLITE_DIALECT, SqliteBackend, check_version, require_durable
 from evertally.accountants.budget.store import SqlLedger
-from evertally.errors import BudgetExceeded, EvertallyError, IntegrityError, InvalidParameter
+from evertally.errors import (
+    BudgetExceeded,
+    EvertallyError,
+    IntegrityError,
+    InvalidParameter,
+    ServiceUnavailable,
+)
 
 SCOPE = Scope("s", "event", "add-remove", "4", "1e-6")
 
@@ -385,6 +391,24 @@ def test_two_starters_at_once_make_one_ledger(tmp_path: Path) -> None:
     assert {store.scope_status("s").scope for store in stores} == {SCOPE}
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_a_file_another_starter_is_writing_is_waited_for(tmp_path: Path, gives_way: bool) -> None:
+    """SQLite refuses the change to a write-ahead log at once there, whatever its busy timeout says."""
+    backend = SqliteBackend(tmp_path / "l", busy_ms=20_000 if gives_way else 50)
+    other = apsw.Connection(str(tmp_path / "l"))
+    other.execute("BEGIN IMMEDIATE; CREATE TABLE of_the_other(x)")
+    later = threading.Timer(0.2, other.execute, ["COMMIT"])
+    if gives_way:
+        later.start()
+        assert SqlLedger(backend, SQLITE_DIALECT, b"k" * 32).scopes() == []
+        later.join()
+        backend.close()
+    else:
+        with pytest.raises(ServiceUnavailable, match="stayed locked"):
+            SqlLedger(backend, SQLITE_DIALECT, b"k" * 32)
+    other.close()
 
 
 @pytest.mark.parametrize("named", ["nobody", "committed"])

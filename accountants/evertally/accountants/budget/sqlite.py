@@ -27,6 +27,7 @@ OLDEST: Final = (3, 51, 3)
 BUSY_MS: Final = 10_000
 _FULL: Final = 2
 _ROWS_A_STATEMENT: Final = 64
+_STARTERS_S: Final = 0.005
 
 
 def _guard(name: str, verb: str, table: str) -> str:
@@ -158,13 +159,25 @@ class SqliteBackend:
             raise StorageError(ServiceUnavailable("the ledger is closed"))
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs or None)
         connection.set_busy_timeout(self._busy_ms)
-        mode = connection.pragma("journal_mode", "wal")
+        mode = self._enter_wal(connection)
         connection.pragma("synchronous", "full")
         connection.pragma("foreign_keys", True)
         connection.pragma("trusted_schema", False)
         connection.pragma("cell_size_check", True)
-        require_durable(str(mode), connection.pragma("synchronous"))
+        require_durable(mode, connection.pragma("synchronous"))
         return connection
+
+
+    def _enter_wal(self, connection: apsw.Connection) -> str:
+        """Two starters of one new file may each hold what the other waits for: SQLite refuses one at once."""
+        deadline = time.monotonic() + self._busy_ms / 1000
+        while True:
+            try:
+                return str(connection.pragma("journal_mode", "wal"))
+            except (apsw.BusyError, apsw.LockedError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_STARTERS_S)
 
 
 def require_durable(journal_mode: str, synchronous: object) -> None:
