@@ -154,6 +154,9 @@ def scripted() -> Iterator[Callable[[Answers], tuple[str, list[dict[str, str]]]]
         seen: list[dict[str, str]] = []
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 seen.append(dict(self.headers))
@@ -219,6 +222,17 @@ def test_retries_are_bounded(scripted: Callable[[Answers], tuple[str, list[dict[
     nobody = BudgetClient("http://127.0.0.1:9", retries_max=1, sleep=lambda _: None, timeout_s=2.0)
     with nobody, pytest.raises(ServiceUnavailable, match="no answer"):
         nobody.charge(request())
+
+
+def test_a_history_that_never_moves_on_ends(
+    scripted: Callable[[Answers], tuple[str, list[dict[str, str]]]],
+) -> None:
+    said = dict.fromkeys(("main", "epsilon", "delta", "at_ms"), 0) | {"charge_id": "c", "event": "committed"}
+    rows = [{"seq": n, "principal": "p", "line": "{}", **said} for n in range(1, 1001)]
+    address, seen = scripted([(200, {}, json.dumps(rows).encode())])
+    with BudgetClient(address) as client, pytest.raises(ServiceUnavailable, match="in no order"):
+        list(client.charges("s"))
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,13 @@ class BudgetClient:
             where = {"scope": scope, "after_seq": str(after_seq), "limit": str(_PAGE)}
             rows = self._json("GET", "/v1/charges", where=where)
             for said in rows:
-                yield ChargeRow(scope=scope, **said)
+                row = ChargeRow(scope=scope, **said)
+                if row.seq <= after_seq:
+                    raise ServiceUnavailable("the budget service answered a history in no order")
+                after_seq = row.seq
+                yield row
             if len(rows) < _PAGE:
                 return
-            after_seq = rows[-1]["seq"]
 
     def calibrate(self, scope: str, draft: Mapping[str, object], units: int | None = None) -> Line:
         """The line with the least noise that fits what remains (or `units` of it).

@@ -65,6 +65,7 @@ def keep(tx: Transaction, key: bytes, request: ChargeRequest, content: bytes, bo
 def altered(tx: Transaction, key: bytes) -> tuple[int, list[str]]:
     """(answers, problems): each kept answer that no longer fits its HMAC, in words."""
     problems: list[str] = []
+    (total,) = tx.rows("SELECT count(*) FROM answer")[0]
     count, last = 0, ("", "")
     while rows := tx.rows(
         f"SELECT {_COLUMNS} FROM answer WHERE (principal, idempotency_key) > (?, ?)"  # noqa: S608  # nosec B608  # literals
@@ -77,6 +78,8 @@ def altered(tx: Transaction, key: bytes) -> tuple[int, list[str]]:
             except IntegrityError as error:
                 problems.append(str(error))
         count, last = count + len(rows), (rows[-1][0], rows[-1][1])
+        if count > total:  # a damaged table can lead back to where it has been
+            raise IntegrityError("the kept answers are in no order: their table is damaged")
     return count, problems
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain as chained
 from itertools import groupby, repeat
@@ -25,7 +25,7 @@ __all__ = [
     "fold",
     "read_rows",
     "require_paid",
-    "stored_ticks",
+    "walk",
 ]
 
 _STDERR: Final = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?(e[+-]?[0-9]{1,4})?", re.ASCII)
@@ -110,16 +110,53 @@ def append_ticks(
     return head
 
 
-def read_rows(tx: Transaction, pk: int, shard: int, after_t: int, through_t: int) -> list[ReleaseRow]:
-    """Rows with after_t < t <= through_t by (t, key_index)."""
+def walk(
+    tx: Transaction, key: bytes, pk: int, shard: ShardRef, keys: tuple[int, ...], after_t: int, through_t: int
+) -> Iterator[Columns]:
+    """Each tick with after_t < t <= through_t in order, its chain recomputed from the one before.
+
+    Raises IntegrityError where a tick has not one row for each key, or other rows than were released.
+    """
+    what, chain = shard_words(shard), chain_at(tx, key, pk, shard, after_t)
+    ticks = _stored_ticks(tx, pk, shard.shard, after_t, through_t)
+    links: dict[int, bytes] = dict(
+        tx.rows(
+            "SELECT t, chain FROM tick WHERE incarnation_pk = ? AND shard = ? AND t > ? AND t <= ?",
+            *(pk, shard.shard, after_t, through_t),
+        )
+    )
+    for t in range(after_t + 1, through_t + 1):
+        columns = ticks.get(t, ((), (), (), ()))
+        if columns[0] != keys:
+            raise IntegrityError(f"{what}: tick {t} has not one row for each key")
+        chain = link(key, b"tick", chain, tick_bytes(t, *columns))
+        if blob(links.get(t, b"")) != chain:
+            raise IntegrityError(f"{what}: the rows of tick {t} were altered")
+        yield columns
+
+
+def read_rows(
+    tx: Transaction, key: bytes, pk: int, opened: OpenedStream, shard: ShardRef, after_t: int, ticks: int
+) -> list[ReleaseRow]:
+    """Rows of at most `ticks` ticks after `after_t` by (t, key_index), as they were released.
+
+    They may be published from here: each is checked against the chain before anybody sees it.
+    """
+    head = read_head(tx, key, pk, shard).head
+    if after_t < head.folded_t:
+        raise IntegrityError(f"rows up to tick {head.folded_t} are folded into the checkpoint")
+    if after_t >= head.t:
+        return []
+    keys, through = opened.shard_keys(shard.shard), min(after_t + ticks, head.t)
     return [
-        ReleaseRow(k, t, int(value), stderr, end)
-        for k, t, value, stderr, end in tx.rows(_ROWS, pk, after_t, through_t, shard)
+        ReleaseRow(k, t, int(value), str(stderr), int(end))
+        for t, columns in enumerate(walk(tx, key, pk, shard, keys, after_t, through), after_t + 1)
+        for k, value, stderr, end in zip(*columns, strict=True)
     ]
 
 
-def stored_ticks(tx: Transaction, pk: int, shard: int, after_t: int, through_t: int) -> dict[int, Columns]:
-    """The same rows by tick, in columns, values as the text that is stored."""
+def _stored_ticks(tx: Transaction, pk: int, shard: int, after_t: int, through_t: int) -> dict[int, Columns]:
+    """The rows by tick, in columns, values as the text that is stored."""
     rows = tx.rows(_ROWS, pk, after_t, through_t, shard)
     ticks: dict[int, Columns] = {}
     for t, group in groupby(rows, itemgetter(1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 from evertally.accountants.budget.canonical import is_name, plain_json
@@ -140,8 +141,8 @@ def append(
 
 
 def charge_rows(tx: Transaction, scope: str, after_seq: int, limit: int) -> list[ChargeRow]:
-    """History of a scope in order."""
-    return [
+    """History of a scope in order. Raises IntegrityError where a damaged table has no order to read on by."""
+    rows = [
         ChargeRow(scope, *row)
         for row in tx.rows(
             "SELECT c.seq, c.charge_id, c.event, c.principal, c.line, c.main, c.epsilon, c.delta, c.at_ms"
@@ -150,6 +151,9 @@ def charge_rows(tx: Transaction, scope: str, after_seq: int, limit: int) -> list
             *(scope, after_seq, limit),
         )
     ]
+    if any(seq <= before for before, seq in pairwise([after_seq, *(row.seq for row in rows)])):
+        raise IntegrityError(f"the history of scope {scope} is in no order: its table is damaged")
+    return rows
 
 
 def row_bytes(row: ChargeRow) -> bytes:

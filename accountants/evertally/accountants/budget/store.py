@@ -215,17 +215,7 @@ class SqlLedger:
         positive_integer("limit", limit)
         pk, opened = self._incarnation(shard)
         ticks = max(1, limit // max(1, len(opened.shard_keys(shard.shard))))
-
-        def work(tx: Transaction) -> list[ReleaseRow]:
-            head = heads.read_head(tx, self._key, pk, shard).head
-            if after_t < head.folded_t:
-                raise IntegrityError(f"rows up to tick {head.folded_t} are folded into the checkpoint")
-            rows = releases.read_rows(tx, pk, shard.shard, after_t, min(after_t + ticks, head.t))
-            if len(rows) != max(0, min(ticks, head.t - after_t)) * len(opened.shard_keys(shard.shard)):
-                raise IntegrityError(f"stream {shard.stream} lost released rows after tick {after_t}")
-            return rows
-
-        return self._read(work)
+        return self._read(lambda tx: releases.read_rows(tx, self._key, pk, opened, shard, after_t, ticks))
 
     def chain_at(self, shard: ShardRef, t: int) -> bytes:
         """See `LedgerStore`."""
