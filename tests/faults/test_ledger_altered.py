@@ -151,6 +151,14 @@ class _Circle:
         return [(1,)] if "count(*)" in sql else [self.row]
 
 
+@pytest.mark.parametrize(
+    "row", [(None, *"abcd", 1, 0, 0, 0), (5, *"abcd", None, 0, 0, 0), (5, *"abc", b"", 1, 0, 0, 0)]
+)
+def test_a_row_of_other_types_is_refused_where_the_history_is_read(row: tuple[object, ...]) -> None:
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        charge_rows(cast("Transaction", _Circle(row)), "c", 0, 10)
+
+
 def test_a_history_that_leads_back_is_refused() -> None:
     row: tuple[Any, ...] = (5, "id", "committed", "local", "{}", 1, 0, 0, 0)
     circle = cast("Transaction", _Circle(row))

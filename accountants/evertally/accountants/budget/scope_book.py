@@ -140,8 +140,11 @@ def append(
     return entry.seq
 
 
+_TYPES: Final = (str, int, str, str, str, str, int, int, int, int)
+
+
 def charge_rows(tx: Transaction, scope: str, after_seq: int, limit: int) -> list[ChargeRow]:
-    """History of a scope in order. Raises IntegrityError where a damaged table has no order to read on by."""
+    """History of a scope in order. Raises IntegrityError for rows of other types or in no order: damage."""
     rows = [
         ChargeRow(scope, *row)
         for row in tx.rows(
@@ -151,6 +154,8 @@ def charge_rows(tx: Transaction, scope: str, after_seq: int, limit: int) -> list
             *(scope, after_seq, limit),
         )
     ]
+    if any(tuple(map(type, row)) != _TYPES for row in rows):
+        raise IntegrityError(f"the history of scope {scope} holds a row that cannot be read")
     if any(seq <= before for before, seq in pairwise([after_seq, *(row.seq for row in rows)])):
         raise IntegrityError(f"the history of scope {scope} is in no order: its table is damaged")
     return rows
