@@ -297,6 +297,29 @@ def test_brightness_of_probes_is_part_of_the_plan(tmp_path: Path) -> None:
     assert one != two
 
 
+@pytest.mark.parametrize(
+    ("preconditioner", "shape", "brightness", "gamma"),
+    [
+        ("", "[1, 14, 14]", 1.0, None),
+        ("brightness = 0", "[1, 14, 14]", 0.0, None),
+        ('probe = "white"', "[1, 14, 14]", 0.0, None),
+        ('transform = "paper"', "[1, 14, 14]", 0.0, None),
+        ('transform = "diagonal"', "[1, 14, 14]", 0.0, None),
+        ("", "[6]", 0.0, None),
+        ('probe = "zipf-documents"', "[6]", 0.0, 4.0),
+        ('probe = "zipf-documents"\ngamma = 0.5', "[6]", 0.0, 0.5),
+        ('probe = "zipf-documents"\ntransform = "paper"', "[6]", 0.0, None),
+    ],
+)
+def test_images_and_documents_have_defaults_of_their_own(
+    preconditioner: str, shape: str, brightness: float, gamma: float | None, tmp_path: Path
+) -> None:
+    data = f'path = "train.npz"\nfeatures = "x"\nshape = {shape}\nlabel = "y"\nclasses = 3'
+    toy = Toy(tmp_path / "toy", tables={"preconditioner": preconditioner, "data": data})
+    probe = toy.config().probe
+    assert (probe.brightness, probe.gamma) == (brightness, gamma)
+
+
 @pytest.mark.parametrize("device", ["cuda"])
 def test_a_device_that_is_not_there_is_refused(device: str, tmp_path: Path) -> None:
     if torch.cuda.is_available():

@@ -20,6 +20,7 @@ from evertally.pipelines.training.config_sections import (
 )
 from evertally.pipelines.training.examples import ExampleForm
 from evertally.pipelines.training.examples_files import FILE_FORMATS
+from evertally.validation import real
 
 __all__ = ["read_data", "read_mechanism", "read_model", "read_optimiser", "read_probe"]
 
@@ -29,6 +30,10 @@ _STRATEGIES: Final = ("identity", "bsr", "band-mf", "blt")
 _PROBES: Final = ("pink", "white", "zipf", "uniform", "zipf-documents", "public")
 _TRANSFORMS: Final = ("relative", "paper", "diagonal", "none")
 _OPTIMISERS: Final = ("sgd", "adambc", "disk")
+_IMAGE_AXES: Final = 3
+_IMAGES_BRIGHTNESS: Final = 1.0
+_DOCUMENTS_GAMMA: Final = 4.0
+"""Better than none and than 0.5 on the tasks of docs/comparison-training.md, after which they were chosen."""
 _SIZES: Final = "a list of whole numbers >= 1"
 
 
@@ -95,22 +100,33 @@ def read_probe(table: ConfigTable, form: ExampleForm | None, folder: Path, mista
     if path and not os.path.isdir(folder / path):
         mistakes.add("preconditioner.probe", written, "a folder of public arrays after public:")
     alpha = table.positive("alpha", "an exponent > 0", high=4.0)
-    brightness = table.positive("brightness", "a number > 0", high=1e6)
-    if brightness is not None and kind not in ("pink", "white"):
-        mistakes.add("preconditioner.brightness", brightness, "no such key but with pink and white probes")
+    gamma, brightness = None, 0.0
+    if transform == "relative" and kind == "zipf-documents":
+        gamma = _DOCUMENTS_GAMMA
+    elif transform == "relative" and kind == "pink" and form is not None and len(form.shape) == _IMAGE_AXES:
+        brightness = _IMAGES_BRIGHTNESS
     return ProbeConfig(
         transform,
         kind,
         folder / path if path else None,
         alpha if alpha is not None else (2.0 if kind == "pink" else 1.0),
-        brightness or 0.0,
-        table.positive("gamma", "damping > 0", high=1e6),
+        _brightness(table, kind, brightness, mistakes),
+        table.positive("gamma", "damping > 0", high=1e6) or gamma,
         table.integer("probes", low=1, high=2**20) or 512,
         table.integer("refresh_steps", low=1, high=2**40) or 0,
         table.integer("low", low=0, high=2**31) or 1,
         table.integer("first_token", low=0, high=2**31),
         table.integer("last_token", low=0, high=2**31),
     )
+
+
+def _brightness(table: ConfigTable, kind: str, default: float, mistakes: Mistakes) -> float:
+    written = table.raw("brightness", "a number >= 0", required=False)
+    if written is None:
+        return default
+    if kind not in ("pink", "white"):
+        mistakes.add("preconditioner.brightness", written, "no such key but with pink and white probes")
+    return mistakes.attempt(lambda: real("preconditioner.brightness", written, low=0.0, high=1e6)) or 0.0
 
 
 def read_optimiser(table: ConfigTable, mistakes: Mistakes) -> OptimiserConfig:
