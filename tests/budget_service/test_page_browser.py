@@ -127,15 +127,15 @@ def test_open_page_answers_local_names_only(site: Service) -> None:
         {"Host": "127.0.0.1.evil.example"},
     ):
         for path in ("/", "/scopes/hospital/visits", "/metrics"):
-            answer = httpx.get(site.address + path, headers=headers, trust_env=False)
+            answer = httpx.get(site.address + path, headers=headers, trust_env=False, timeout=60)
             assert answer.status_code == 421
             assert "hospital" not in answer.text
     port = site.address.rpartition(":")[2]
-    answer = httpx.get(site.address + "/", headers={"Host": f"localhost:{port}"}, trust_env=False)
+    answer = httpx.get(site.address + "/", headers={"Host": f"localhost:{port}"}, trust_env=False, timeout=60)
     assert answer.status_code == 200
     assert "<script" not in answer.text
     assert "style=" not in answer.text
-    assert httpx.post(site.address + "/", trust_env=False).status_code == 405
+    assert httpx.post(site.address + "/", trust_env=False, timeout=60).status_code == 405
 
 
 def test_login_shows_what_the_token_may_read(
