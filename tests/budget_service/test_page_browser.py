@@ -28,7 +28,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
@@ -59,7 +59,9 @@ def _page(browser: Any, scheme: str = "light", width: int = 1280, height: int = 
     context = browser.new_context(
         java_script_enabled=False, color_scheme=scheme, viewport={"width": width, "height": height}
     )
-    return context.new_page()
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    return page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
