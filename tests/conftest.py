@@ -79,7 +79,7 @@ def postgres_server() -> Iterator[str]:
     options = f"-c listen_addresses='' -k {folder} -c max_connections=100"
     control = str(programs / "pg_ctl")
     try:
-        call(control, "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+        call(control, "-D", str(data), "-w", "-t", "110", "-l", str(folder / "log"), "-o", options, "start")
         try:
             yield str(folder)
         finally:
