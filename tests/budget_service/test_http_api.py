@@ -256,7 +256,7 @@ def test_other_refusals(client: httpx.Client) -> None:
 
 def test_garbage_instead_of_http_is_answered_with_a_problem(service: Service) -> None:
     host, port = service.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"\x16\x03\x01garbage\r\n\r\n")
         said = connection.makefile("rb").read()
     head, _, body = said.partition(b"\r\n\r\n")
