@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from evertally.pipelines.kafka.local_broker import LocalCluster, fetch_jars, missing_tool
 
+# a busy machine may be slow at any example; Hypothesis' own limit is 0.2 s, but in continuous integration
+settings.register_profile("tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 POM = Path(__file__).parents[1] / "deploy" / "kafka" / "pom.xml"
 
 
@@ -75,7 +79,7 @@ def postgres_server() -> Iterator[str]:
     options = f"-c listen_addresses='' -k {folder} -c max_connections=100"
     control = str(programs / "pg_ctl")
     try:
-        call(control, "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+        call(control, "-D", str(data), "-w", "-t", "110", "-l", str(folder / "log"), "-o", options, "start")
         try:
             yield str(folder)
         finally:

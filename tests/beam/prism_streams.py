@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 from kafka_harness import KafkaStream, evertally, wait_until
 from tests.contracts.engine_conformance import Case, Event, Observed, exact_steps
+from tests.faults.raw_reading import not_made_yet
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.pipelines.kafka.config import load_worker_config
@@ -174,8 +175,10 @@ def head(stream: KafkaStream) -> int:
     file.set_busy_timeout(10_000)
     try:
         found = file.execute("SELECT max(t) FROM released").fetchall()
-    except apsw.SQLError:  # its tables are being made
-        return 0
+    except apsw.Error as error:
+        if not_made_yet(error):
+            return 0
+        raise
     finally:
         file.close()
     return int(str(found[0][0] or 0))

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from kafka import KafkaProducer
-from kafka_harness import EventFeed, InThread, KafkaStream, free_port, wait_until
+from kafka_harness import EventFeed, InThread, KafkaStream, wait_until
 from tests.beam.prism_streams import (
     Job,
     Supervised,
@@ -31,6 +31,7 @@ from tests.contracts.late_events import LateEvents
 from tests.metrics.metrics_ledgers import samples
 
 from evertally.pipelines.kafka.config import load_worker_config
+from evertally.pipelines.kafka.local_broker import free_ports
 from evertally.pipelines.kafka.worker import Worker
 
 pytestmark = [pytest.mark.prism, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -154,11 +155,13 @@ def test_killed_and_started_anew(prism: Path, servers: str, tmp_path: Path) -> N
     """`evertally beam` killed with SIGKILL and given again: none lost, none doubled, no value differs."""
     stream = KafkaStream(servers, tmp_path)
     stream.make_topics()
-    port = free_port()
+    (port,) = free_ports(1)
     job = start_beam(prism, "earliest", stream, "--metrics-listen", f"127.0.0.1:{port}")
     try:
         wait_until("a release", lambda: job.running() and head(stream), 120, 0.5)
-        shown = samples(httpx.get(f"http://127.0.0.1:{port}/internal/metrics", trust_env=False).text)
+        shown = samples(
+            httpx.get(f"http://127.0.0.1:{port}/internal/metrics", trust_env=False, timeout=60).text
+        )
         assert shown["evertally_beam_clock_trusted"] == 1
         assert f'evertally_beam_ticks_behind{{stream="{stream.name}"}}' in shown
         with EventFeed(stream, rate=150, seed=9) as feed:

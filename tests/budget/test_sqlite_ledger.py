@@ -190,9 +190,14 @@ class CountingBackend(SqliteBackend):
     commits = 0
     gate: threading.Event | None = None
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.held = threading.Event()
+
     def commit(self) -> None:
         """Wait for the gate, then commit."""
         if self.gate is not None:
+            self.held.set()
             self.gate.wait()
         type(self).commits += 1
         super().commit()
@@ -214,9 +219,23 @@ def in_threads(count: int, work: Callable[[int], object]) -> list[threading.Thre
     return threads
 
 
+def one_held_and_the_rest_waiting(
+    store: SqlLedger, backend: CountingBackend, count: int, work: Callable[[int], object]
+) -> None:
+    """Run `work` on so many threads: the first one's transaction is held until all others wait."""
+    backend.gate = threading.Event()
+    threads = in_threads(1, work)
+    assert backend.held.wait(60)  # else it would take along who comes before it begins
+    threads += in_threads(count - 1, lambda i: work(i + 1))
+    while store._writer.waiting < count - 1:
+        threading.Event().wait(0.01)
+    backend.gate.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_waiting_requests_share_one_durable_transaction(tmp_path: Path) -> None:
     store, backend = counting_store(tmp_path)
-    backend.gate = threading.Event()
     answers: list[str] = []
 
     def client(_: int) -> None:
@@ -225,12 +244,7 @@ def test_waiting_requests_share_one_durable_transaction(tmp_path: Path) -> None:
         except BudgetExceeded:
             answers.append("refused")
 
-    threads = in_threads(40, client)
-    while store._writer.waiting < 39:
-        threading.Event().wait(0.01)
-    backend.gate.set()
-    for thread in threads:
-        thread.join()
+    one_held_and_the_rest_waiting(store, backend, 40, client)
     assert CountingBackend.commits == 2  # the first alone, then all that waited
     status = store.scope_status("s")
     assert answers.count("committed") == status.spent.main // 111_111_112 == status.caps.main // 111_111_112
@@ -272,7 +286,6 @@ def test_stored_bytes_are_never_made_from_a_number() -> None:
 
 def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
     store, backend = counting_store(tmp_path)
-    backend.gate = threading.Event()
     results: dict[int, object] = {}
 
     def client(i: int) -> None:
@@ -287,12 +300,7 @@ def test_one_refusal_undoes_only_its_own_work(tmp_path: Path) -> None:
         except InvalidParameter as error:
             results[i] = error
 
-    threads = in_threads(12, client)
-    while store._writer.waiting < 11:
-        threading.Event().wait(0.01)
-    backend.gate.set()
-    for thread in threads:
-        thread.join()
+    one_held_and_the_rest_waiting(store, backend, 12, client)
     kept = {
         row[0] for row in backend.read(lambda tx: tx.rows("SELECT name FROM meta WHERE name LIKE 'job%'"))
     }

@@ -97,6 +97,12 @@ def prepare(location: str, key_file: str = "") -> dict[str, str]:
     return {"owner": token}
 
 
+def wait_past(expires_ms: int) -> None:
+    """Wait until a reservation of this end has lapsed."""
+    while time.time() * 1000 <= expires_ms:
+        time.sleep(0.002)
+
+
 GAUSSIAN = {"kind": "gaussian", "sensitivity": "1", "sigma": "100"}
 
 

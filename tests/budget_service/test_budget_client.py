@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from tests.budget_service.harness import Service
+from tests.budget_service.harness import Service, wait_past
 
 from evertally.accountants.budget import (
     ChargeRequest,
@@ -94,6 +94,7 @@ def test_client_raises_what_the_ledger_would(client: BudgetClient, service: Serv
             )
         )
     lapsed = client.reserve(request(), 1)
+    wait_past(lapsed.expires_ms)
     with pytest.raises(Fenced):
         client.commit_charge(lapsed.charge_id)
     with (

@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import httpx
 import pytest
-from tests.budget_service.harness import GAUSSIAN, Service, Starter, charge_body
+from tests.budget_service.harness import GAUSSIAN, Service, Starter, charge_body, wait_past
 
 from evertally.accountants.budget.service.problems import CODES
 
@@ -90,6 +90,7 @@ def test_history_is_paged(client: httpx.Client) -> None:
 
 def test_expired_reservation_is_fenced(client: httpx.Client) -> None:
     reserved = client.post("/v1/charges", json=charge_body(ttl_ms=1)).json()
+    wait_past(reserved["expires_ms"])
     problem(client.post(f"/v1/charges/{reserved['charge_id']}/commit"), "fenced")
 
 
@@ -255,7 +256,7 @@ def test_other_refusals(client: httpx.Client) -> None:
 
 def test_garbage_instead_of_http_is_answered_with_a_problem(service: Service) -> None:
     host, port = service.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(b"\x16\x03\x01garbage\r\n\r\n")
         said = connection.makefile("rb").read()
     head, _, body = said.partition(b"\r\n\r\n")

@@ -28,7 +28,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
@@ -59,7 +59,9 @@ def _page(browser: Any, scheme: str = "light", width: int = 1280, height: int = 
     context = browser.new_context(
         java_script_enabled=False, color_scheme=scheme, viewport={"width": width, "height": height}
     )
-    return context.new_page()
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    return page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -127,15 +129,15 @@ def test_open_page_answers_local_names_only(site: Service) -> None:
         {"Host": "127.0.0.1.evil.example"},
     ):
         for path in ("/", "/scopes/hospital/visits", "/metrics"):
-            answer = httpx.get(site.address + path, headers=headers, trust_env=False)
+            answer = httpx.get(site.address + path, headers=headers, trust_env=False, timeout=60)
             assert answer.status_code == 421
             assert "hospital" not in answer.text
     port = site.address.rpartition(":")[2]
-    answer = httpx.get(site.address + "/", headers={"Host": f"localhost:{port}"}, trust_env=False)
+    answer = httpx.get(site.address + "/", headers={"Host": f"localhost:{port}"}, trust_env=False, timeout=60)
     assert answer.status_code == 200
     assert "<script" not in answer.text
     assert "style=" not in answer.text
-    assert httpx.post(site.address + "/", trust_env=False).status_code == 405
+    assert httpx.post(site.address + "/", trust_env=False, timeout=60).status_code == 405
 
 
 def test_login_shows_what_the_token_may_read(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
-from tests.budget_service.harness import Service
+from tests.budget_service.harness import Service, wait_past
 
 from evertally.accountants import BallsInBins, BandMF
 from evertally.accountants.budget import ChargeRequest, Scope, TrainingLine
@@ -82,8 +81,7 @@ def test_a_reservation_lapses_or_is_given_back_but_a_committed_one_is_kept(clien
     assert isinstance(line, TrainingLine)
     before = client.scope_status("models").spent.main
     lapsing = client.open_lease(wish(line), 1)
-    while time.time() * 1000 <= lapsing.expires_ms:
-        time.sleep(0.002)
+    wait_past(lapsing.expires_ms)
     with pytest.raises(Fenced):
         client.renew_lease(lapsing.lease_id, 1)
     given_back = client.reserve(wish(line), 60_000)

@@ -36,11 +36,11 @@ class Server:
         """Start, recovering from whatever happened."""
         options = f"-c listen_addresses='' -k {self.folder}"
         data, log = str(self.folder / "data"), str(self.folder / "log")
-        self._call(self._control, "-D", data, "-w", "-l", log, "-o", options, "start")
+        self._call(self._control, "-D", data, "-w", "-t", "110", "-l", log, "-o", options, "start")
 
     def stop(self, mode: str = "immediate") -> None:
         """Stop; immediate is a crash: nothing is flushed, recovery runs at the next start."""
-        self._call(self._control, "-D", str(self.folder / "data"), "-w", "-m", mode, "stop")
+        self._call(self._control, "-D", str(self.folder / "data"), "-w", "-t", "110", "-m", mode, "stop")
 
     def freeze(self, seconds: float) -> None:
         """Let the ledger's clients wait: what serves them is stopped for so long."""

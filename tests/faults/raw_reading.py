@@ -97,9 +97,21 @@ class _Snapshot:
         """All rows; none where the tables are not made yet."""
         try:
             found: Sequence[tuple[Any, ...]] = self._connection.execute(sql).fetchall()
-        except apsw.SQLError:
-            return []
+        except apsw.Error as error:
+            if not_made_yet(error):
+                return []
+            raise
         return found
+
+
+def not_made_yet(error: apsw.Error) -> bool:
+    """Whether a reader was told that the ledger's tables are not there.
+
+    A starter that was killed before its new file was a write-ahead log leaves a journal, which the next
+    starter rolls back and a reader may not.
+    """
+    rolled_back_first = getattr(error, "extendedresult", 0) == apsw.SQLITE_READONLY_ROLLBACK
+    return isinstance(error, apsw.SQLError) or rolled_back_first
 
 
 class FileReader:

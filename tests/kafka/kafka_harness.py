@@ -12,7 +12,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from evertally.counters.keys import KeyedNoise
 from evertally.counters.mechanisms import parse_mechanism
 from evertally.pipelines.kafka.config import load_worker_config
 from evertally.pipelines.kafka.key_selection import slot_names
+from evertally.pipelines.kafka.local_broker import free_ports
 from evertally.pipelines.kafka.topics import create_topics
 from evertally.pipelines.kafka.worker import Worker
 from evertally.pipelines.keyfile import KeyFile
@@ -56,12 +56,6 @@ def wait_until(what: str, check: Callable[[], Any], timeout_s: float = 60.0, eve
 def resident_mib(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 @dataclass
@@ -181,7 +175,7 @@ commit_s = 0.2
 
     def start(self, instance: str = "w1", *, begin: str | None = None, ready: bool = True) -> WorkerProcess:
         """Start a worker process."""
-        port = free_port()
+        (port,) = free_ports(1)
         words = ["worker", "--config", str(self.config(instance, port)), "--log-format", "json"]
         if begin is not None:
             words += ["--from", begin]
@@ -360,7 +354,7 @@ class WorkerProcess:
 
     def get(self, path: str) -> tuple[int, dict[str, bool]]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

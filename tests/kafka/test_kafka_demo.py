@@ -16,7 +16,7 @@ POM = Path(__file__).parents[2] / "deploy" / "kafka" / "pom.xml"
 def test_demo_shows_releases(kafka_jars: Path) -> None:
     console = Console(record=True, width=120)
     assert kafka_jars.is_dir()
-    assert run(POM, seconds=20, speed=1000, console=console) >= 2
+    assert run(POM, seconds=15, speed=1000, console=console) >= 2
     shown = console.export_text()
     assert "Guarantee" in shown
     assert "one standard error" in shown

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from dataclasses import replace
 from decimal import Decimal
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -255,6 +255,12 @@ def test_nothing_of_it_is_pickled(key_file: KeyFile) -> None:
         assert "12345" not in repr(secret)
 
 
+def _is_bound(worker: Worker) -> bool:
+    """Whether the first slot has a key, as the stage that reads the events knows it."""
+    stage: Any = worker._stages[0]._stage
+    return stage._bindings.slots["slot-00000"] is not None
+
+
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) -> None:
@@ -275,15 +281,15 @@ def test_a_worker_shows_busy_keys_and_no_others(servers: str, tmp_path: Path) ->
     with InThread(Worker(load_worker_config(stream.config()), start_from="earliest")) as running:
         running.wait_ready()
         stream.send(first)
-        wait_until("a key is shown", lambda: stream.raw("keys"))
-        time.sleep(2)  # until every aggregator has read it
+        wait_until("a key is shown", lambda: running.error or stream.raw("keys"))
+        wait_until("its aggregator has read it", lambda: running.error or _is_bound(running.worker))
         stream.send([{"k": "busy"}] * 30)
-        time.sleep(2)
+        wait_until("its events are counted", lambda: running.error or stream.totals()["slot-00000"] >= 30)
     assert running.error is None
     with InThread(Worker(load_worker_config(stream.config()))) as again:  # recovers from the changelog
         again.wait_ready()
         stream.send([{"k": "busy"}] * 12)
-        time.sleep(3)
+        wait_until("these too", lambda: again.error or stream.totals()["slot-00000"] >= 42)
     assert again.error is None
     (header,) = [json.loads(r.value) for r in stream.raw("releases") if r.key is None]
     assert header["selection"]["together_epsilon"] > max(header["epsilon"], header["selection"]["epsilon"])

@@ -167,7 +167,13 @@ def test_two_workers_over_a_postgresql_ledger(servers: str, tmp_path: Path, post
         for worker_thread in running:
             worker_thread.wait_ready()
         stream.send({"k": key} for key in KEYS * 25)
-        time.sleep(4)
+
+        def released() -> bool:
+            ticks = Counter(release["key"] for release in stream.releases())
+            failed = any(worker_thread.error for worker_thread in running)
+            return failed or all(ticks[key] > 2 for key in KEYS)
+
+        wait_until("three ticks of every key", released)
     assert [worker_thread.error for worker_thread in running] == [None, None]
     values = [(release["key"], release["t"]) for release in stream.releases()]
     assert len(values) == len(set(values)) > 8

@@ -262,15 +262,18 @@ def test_a_client_of_flink_that_hangs_is_ended_with_all_its_processes(
     monkeypatch.setenv("FLINK_HOME", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(submit, "_CLIENT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(submit, "_CLIENT_TIMEOUT_S", 4.0)  # time enough to begin, on any machine
     began = time.monotonic()
-    with pytest.raises(ServiceUnavailable, match="did not end in 1 s"):
+    with pytest.raises(ServiceUnavailable, match="did not end in 4 s"):
         submit._run_client(
             submit.Cluster("127.0.0.1:1", conf=tmp_path, connector=tmp_path), submit.Start(), {}
         )
-    assert time.monotonic() - began < 20
-    child = int((tmp_path / "child").read_text())
-    assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
+    assert time.monotonic() - began < 40
+    child = Path("/proc", (tmp_path / "child").read_text().strip(), "cmdline")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while child.read_bytes():  # it was killed, and ends when it is next on a core
+            assert time.monotonic() - began < 50
+            time.sleep(0.01)
 
 
 def test_another_address_keeps_the_doors(tmp_path: Path) -> None:

@@ -137,7 +137,9 @@ def test_scrapes_change_nothing(tmp_path: Path) -> None:
     before = digests(tmp_path)
     assert "ledger.db-wal" in before
     with exporting(tmp_path / "ledger.db", refresh_s=0.01) as exporter:
-        with httpx.Client(base_url=exporter.addresses[0], trust_env=False, verify=False) as client:
+        with httpx.Client(
+            base_url=exporter.addresses[0], trust_env=False, timeout=60, verify=False
+        ) as client:
             seen = {client.get("/metrics").content for _ in range(1000)}
             pages = {client.get("/").content for _ in range(100)}
         assert len(seen) == len(pages) == 1
@@ -183,7 +185,7 @@ def test_neighbouring_streams_differ_in_released_values_alone(
             store.close()
         with (
             exporting(folder / "ledger.db", series_max=100_000) as exporter,
-            httpx.Client(base_url=exporter.addresses[0], trust_env=False, verify=False) as client,
+            httpx.Client(base_url=exporter.addresses[0], trust_env=False, timeout=60, verify=False) as client,
         ):
             answers = [client.get(path) for path in ("/metrics", "/", "/healthz", "/readyz", "/nothing")]
         texts.append(answers[0].text)
@@ -267,8 +269,8 @@ def test_a_ledger_that_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCap
     path = tmp_path / "ledger.db"
     with exporting(path, refresh_s=100) as exporter:
         assert samples(scrape(exporter))["evertally_ledger_up"] == 0
-        assert httpx.get(exporter.addresses[0] + "/readyz", trust_env=False).status_code == 503
-        assert httpx.get(exporter.addresses[0] + "/healthz", trust_env=False).status_code == 200
+        assert httpx.get(exporter.addresses[0] + "/readyz", trust_env=False, timeout=60).status_code == 503
+        assert httpx.get(exporter.addresses[0] + "/healthz", trust_env=False, timeout=60).status_code == 200
         assert f"no ledger is there, or it may not be read: {path}" in caplog.text
         store, key_file = opened(tmp_path)
         stream = Stream(store, key_file, spec("gates"))
@@ -447,10 +449,15 @@ def test_the_command_holds_the_ledger_read_only_and_no_key_file(tmp_path: Path) 
         assert process.stderr is not None
         said = next(line for line in process.stderr if "listens" in line)
         public, internal = re.findall(r"http://[0-9.:]+", json.loads(said)["message"])
-        assert "evertally_released_events{" in httpx.get(public + "/metrics", trust_env=False).text
-        assert httpx.get(public + "/internal/metrics", trust_env=False).status_code == 404
-        assert httpx.get(internal + "/metrics", trust_env=False).status_code == 404
-        assert "here is /healthz, /internal/metrics" in httpx.get(internal + "/", trust_env=False).text
+        assert (
+            "evertally_released_events{" in httpx.get(public + "/metrics", trust_env=False, timeout=60).text
+        )
+        assert httpx.get(public + "/internal/metrics", trust_env=False, timeout=60).status_code == 404
+        assert httpx.get(internal + "/metrics", trust_env=False, timeout=60).status_code == 404
+        assert (
+            "here is /healthz, /internal/metrics"
+            in httpx.get(internal + "/", trust_env=False, timeout=60).text
+        )
         files = {}
         for link in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # a scrape's socket that has just been closed

@@ -79,7 +79,7 @@ def test_a_plane_answers_its_paths_and_nothing_else() -> None:
         assert get(address, "/metrics", **{"accept-encoding": "identity"}).headers["content-length"] == "2000"
         for path in ("/", "/internal/metrics", "/metrics/", "/%2e%2e/etc/passwd", "//metrics"):
             assert get(address, path).status_code == 404
-        with httpx.Client(base_url=address, trust_env=False, verify=False) as client:
+        with httpx.Client(base_url=address, trust_env=False, timeout=60, verify=False) as client:
             assert client.post("/metrics").status_code == 501
             head = client.head("/metrics")
             assert (head.status_code, head.content) == (200, b"")
@@ -95,7 +95,7 @@ def test_a_bearer_token_guards_all_but_the_probes(tmp_path: Path) -> None:
         assert refused.headers["www-authenticate"].startswith("Bearer")
         for wrong in ("Bearer wrong", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \u00e4"):
             sent = httpx.Headers([(b"authorization", wrong.encode())])
-            with httpx.Client(base_url=address, trust_env=False, verify=False) as client:
+            with httpx.Client(base_url=address, trust_env=False, timeout=60, verify=False) as client:
                 assert client.get("/internal/metrics", headers=sent).status_code == 401
         allowed = get(address, "/internal/metrics", Authorization=f"Bearer {TOKEN}")
         assert "evertally_worker_events_read_total 7.0" in allowed.text

@@ -28,7 +28,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=120_000)
         yield browser
         browser.close()
 
@@ -55,6 +55,7 @@ def test_the_page_shows_totals_windows_and_budget(
         java_script_enabled=False, color_scheme=scheme, viewport={"width": width, "height": height}
     )
     page = context.new_page()
+    page.set_default_timeout(120_000)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     failed: list[str] = []

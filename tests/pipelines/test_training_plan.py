@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,14 +142,16 @@ def test_a_reservation_is_bound_to_its_manifest(budget: LocalBudget) -> None:
 
 def test_no_run_goes_on_whose_lease_was_altered_by_hand(budget: LocalBudget, tmp_path: Path) -> None:
     """The ledger alone says whether a run is paid for, and for which line."""
-    grant = budget.open_lease(plan().request(SCOPE, "k"), 100, DIGEST)
+    grant = budget.open_lease(plan().request(SCOPE, "k"), 60_000, DIGEST)
+    lapsing = budget.open_lease(plan().request(SCOPE, "lapsing"), 1, DIGEST)
     body = plain_json({**grant.line.to_json(), "noise_multiplier": "0.5"}).encode()
     with contextlib.closing(apsw.Connection(str(tmp_path / "budget.ledger"))) as raw:
         raw.execute("UPDATE service_lease SET status = 'active', body = ?", (body,))
     assert budget.acquire_lease(grant.lease_id, DIGEST).line == grant.line
-    threading.Event().wait(0.15)
+    while time.time() * 1000 <= lapsing.expires_ms:
+        time.sleep(0.002)
     with pytest.raises(Fenced):
-        budget.renew_lease(grant.lease_id, 2, 1)
+        budget.renew_lease(lapsing.lease_id, lapsing.epoch, 1)
 
 
 def test_a_lease_that_was_never_begun_is_given_back(budget: LocalBudget) -> None:

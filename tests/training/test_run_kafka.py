@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from tests.training.training_crashes import crashing_seams
-from tests.training.training_runs import Toy, blobs
+from tests.training.training_runs import LITTLE_NOISE, Toy, blobs
 
 from evertally.errors import IntegrityError
 from evertally.pipelines.kafka.broker import Broker
@@ -71,6 +71,7 @@ def kafka_toy(folder: Path, servers: str, topic: str) -> Toy:
             'held_out = "test.npz"',
             "kafka": f'bootstrap_servers = "{servers}"\ntopic = "{topic}"',
             "training": "batches = 4\nepochs = 2\nexpected_units = 240\ncheckpoint_steps = 4",
+            **LITTLE_NOISE,
         },
     )
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests.training import training_awkward as awkward
-from tests.training.training_runs import Toy
+from tests.training.training_runs import LITTLE_NOISE, Toy
 from torch import nn
 
 from evertally.errors import IntegrityError, InvalidParameter, UnsupportedMechanism
@@ -85,7 +85,7 @@ def test_layers_with_other_parameters_than_their_own_are_refused_by_name() -> No
 
 
 def toy_of(factory: str, folder: Path) -> Toy:
-    toy = Toy(folder, tables={"training": SHORT})
+    toy = Toy(folder, tables={"training": SHORT, **LITTLE_NOISE})
     toy.tables["model"] = f'kind = "factory"\nfactory = "tests.training.training_awkward:{factory}"'
     return toy
 

@@ -14,6 +14,7 @@ import base64
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -33,6 +34,8 @@ from evertally.pipelines.kafka.broker import Broker
 __all__ = ["LocalCluster", "fetch_jars", "free_ports", "main", "missing_tool"]
 
 _LOG_LIMIT: Final = 4000
+_PORT_MIN: Final = 15_000
+_PORT_MAX: Final = 32_000  # below what Linux (32768) and the standard (49152) give to outgoing connections
 _START_S: Final = 180.0  # nine seconds on an idle machine
 
 
@@ -83,12 +86,19 @@ def fetch_jars(pom: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now."""
+    """Ports of 127.0.0.1 that are free now, and that the system gives nobody who asks for any port.
+
+    A program takes seconds to start and to listen on its port; one of the system's choice, those of all
+    outgoing connections, could be somebody's by then.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            opened = stack.enter_context(socket.socket())  # held, so that no port is found twice
+            with contextlib.suppress(OSError):
+                opened.bind(("127.0.0.1", _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN)))
+                found.append(opened.getsockname()[1])
+        return found
 
 
 class LocalCluster:
