@@ -35,6 +35,7 @@ __all__ = ["LocalCluster", "fetch_jars", "free_ports", "main", "missing_tool"]
 
 _LOG_LIMIT: Final = 4000
 _PORT_MIN: Final = 15_000
+_PORT_TRIES: Final = 100
 _PORT_MAX: Final = 32_000  # below what Linux (32768) and the standard (49152) give to outgoing connections
 _START_S: Final = 180.0  # nine seconds on an idle machine
 
@@ -89,16 +90,20 @@ def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that are free now, and that the system gives nobody who asks for any port.
 
     A program takes seconds to start and to listen on its port; one of the system's choice, those of all
-    outgoing connections, could be somebody's by then.
+    outgoing connections, could be somebody's by then. Raises ServiceUnavailable where nearly all are taken.
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        while len(found) < count:
+        for _ in range(count * _PORT_TRIES):
             opened = stack.enter_context(socket.socket())  # held, so that no port is found twice
             with contextlib.suppress(OSError):
                 opened.bind(("127.0.0.1", _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN)))
                 found.append(opened.getsockname()[1])
-        return found
+            if len(found) == count:
+                return found
+        raise ServiceUnavailable(
+            f"no {count} ports of 127.0.0.1 are free between {_PORT_MIN} and {_PORT_MAX}"
+        )
 
 
 class LocalCluster:
