@@ -167,7 +167,6 @@ class SqliteBackend:
         require_durable(mode, connection.pragma("synchronous"))
         return connection
 
-
     def _enter_wal(self, connection: apsw.Connection) -> str:
         """Two starters of one new file may each hold what the other waits for: SQLite refuses one at once."""
         deadline = time.monotonic() + self._busy_ms / 1000
