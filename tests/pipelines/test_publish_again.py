@@ -14,7 +14,7 @@ import pytest
 
 from evertally.accountants.budget.opening import open_ledger
 from evertally.errors import IntegrityError, ServiceUnavailable
-from evertally.pipelines import outbox, sinks
+from evertally.pipelines import outbox
 from evertally.pipelines.config import load_config
 from evertally.pipelines.outbox import publish_again
 from evertally.pipelines.sinks import FileSink
@@ -151,12 +151,12 @@ def test_a_file_replaced_between_opening_and_locking_is_left(
     lock = fcntl.flock
 
     def slowly(descriptor: int, kind: int) -> None:
-        monkeypatch.setattr(sinks.fcntl, "flock", lock)
+        monkeypatch.setattr(fcntl, "flock", lock)
         (tmp_path / "new").write_bytes(header)
         (tmp_path / "new").replace(file)
         lock(descriptor, kind)
 
-    monkeypatch.setattr(sinks.fcntl, "flock", slowly)
+    monkeypatch.setattr(fcntl, "flock", slowly)
     with FileSink(file, header) as sink:
         sink.rewind(len(header))
         sink.append([b"{}\n"])
