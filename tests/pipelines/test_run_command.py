@@ -392,7 +392,7 @@ def test_pages_of_help_on_a_full_disk_say_so(words: list[str]) -> None:
 def test_a_reader_that_went_away_is_no_error(gates: Path) -> None:
     reader, target = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-c", PROGRAM, "check-config", "--config", gates / "run.toml"]
+    words = [sys.executable, "-c", PROGRAM, "check-config", "--config", str(gates / "run.toml")]
     done = subprocess.run(words, stdout=target, stderr=subprocess.PIPE, check=False)
     os.close(target)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -401,7 +401,7 @@ def test_a_reader_that_went_away_is_no_error(gates: Path) -> None:
 @pytest.mark.slow
 def test_a_result_for_a_closed_standard_output_is_not_lost_in_silence(gates: Path) -> None:
     shell = 'exec "$0" "$@" >&-'
-    words = ["-c", PROGRAM, "check-config", "--config", gates / "run.toml"]
+    words = ["-c", PROGRAM, "check-config", "--config", str(gates / "run.toml")]
     done = subprocess.run(["sh", "-c", shell, sys.executable, *words], stderr=subprocess.PIPE, check=False)
     assert done.returncode == 4
     assert b"it is closed" in done.stderr
