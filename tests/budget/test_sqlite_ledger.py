@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -417,6 +419,21 @@ def test_a_file_another_starter_is_writing_is_waited_for(tmp_path: Path, gives_w
         with pytest.raises(ServiceUnavailable, match="stayed locked"):
             SqlLedger(backend, SQLITE_DIALECT, b"k" * 32)
     other.close()
+
+
+@pytest.mark.slow
+def test_a_second_opening_takes_no_lock_from_the_first(tmp_path: Path) -> None:
+    """A process loses its POSIX locks on a file when it closes any descriptor of it."""
+    path = tmp_path / "l"
+    ledger, tables = open_ledger(path), SqliteBackend(path)
+    program = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+b');"
+        "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 2**30 + 2)"  # SQLite's shared bytes
+    )
+    taken = subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=False)
+    assert b"BlockingIOError" in taken.stderr
+    tables.close()
+    ledger.close()
 
 
 @pytest.mark.parametrize("named", ["nobody", "committed"])

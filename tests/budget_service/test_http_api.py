@@ -311,6 +311,17 @@ def test_locked_ledger_is_503_and_grants_nothing(starter: Starter) -> None:
         assert client.get("/v1/scopes/health").json()["spent"]["main"] == 200_000
 
 
+def test_metrics_look_at_the_ledger_themselves(starter: Starter) -> None:
+    """Where nobody asks for /readyz, as under systemd, nobody else would."""
+    service = starter()
+    with service.client() as client:
+        assert "evertally_budget_ledger_up 1.0" in client.get("/metrics").text
+        Path(service.location).rename(service.location + ".away")
+        assert "evertally_budget_ledger_up 0.0" in client.get("/metrics").text
+        Path(service.location + ".away").rename(service.location)
+        assert "evertally_budget_ledger_up 1.0" in client.get("/metrics").text
+
+
 def test_damaged_ledger_is_503_and_not_ready(starter: Starter) -> None:
     service = starter()
     with service.client() as client:

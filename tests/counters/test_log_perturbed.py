@@ -332,6 +332,15 @@ def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch
     assert cache_directory() == tmp_path / ".cache" / "evertally"
 
 
+def test_who_has_no_home_computes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user that the system does not know, without HOME: Python finds no home for it and raises."""
+    for name in ("EVERTALLY_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    assert cache_directory() is None
+    assert cached_coefficients("n", 1 << 14, lambda n: np.arange(n, dtype=np.float64))[-1] == (1 << 14) - 1
+
+
 def test_cached_coefficients_equal_computed_ones(cache: Path) -> None:
     mechanism = LogPerturbed(0.02, 0.9)
     cold = mechanism.noise_coefficients(2**15).copy()

@@ -183,6 +183,25 @@ def test_the_declared_streams_are_valid(path: str) -> None:
     assert config.metrics.token_file == Path("/keys/internal-token")
 
 
+def test_who_drains_is_given_the_time_for_it() -> None:
+    """They drain for 30 s at most; a container engine kills after 10 where nothing else is said."""
+    services = load(DEPLOY / "compose" / "compose.yaml")["services"]
+    for name in ("budget", "worker"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > 30, name
+        pod = next(spec for of, spec in pods("production") if of == name)
+        assert pod["terminationGracePeriodSeconds"] > 30, name
+        (unit,) = (DEPLOY / "systemd").glob(f"evertally-{name}*.service")
+        assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)[0]) > 30, name
+
+
+def test_a_login_stays_with_the_service_that_knows_it() -> None:
+    replicas = {
+        item["metadata"]["name"]: item["spec"]["replicas"] for item in of_kind("production", "Deployment")
+    }
+    services = {item["metadata"]["name"]: item["spec"] for item in of_kind("production", "Service")}
+    assert replicas["budget"] == 1 or services["budget"]["sessionAffinity"] == "ClientIP"
+
+
 def test_the_exporter_of_the_compose_file_has_no_key() -> None:
     board = load(DEPLOY / "compose" / "compose.yaml")
     services = board["services"]
@@ -273,7 +292,7 @@ def test_the_dashboards_are_what_the_script_writes(tmp_path: Path) -> None:
 def test_every_alert_has_its_section_in_the_operations_page() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     alerts = [rule for rule in rules() if "alert" in rule]
-    assert len(alerts) == 14
+    assert len(alerts) == 15
     for rule in alerts:
         assert f"\n### {rule['alert']}\n" in page
         assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"

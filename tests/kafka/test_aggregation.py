@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertally.errors import IntegrityError, InvalidParameter
+from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable
 from evertally.pipelines.bounding import UnitBound
 from evertally.pipelines.events import EventColumns
 from evertally.pipelines.kafka.aggregation import OpenTick, PartitionTally, ShardSums, TickRule
@@ -210,6 +210,23 @@ def test_unit_state_survives_and_is_sealed(tmp_path: Path) -> None:
         sealer.open(key, None)
     with pytest.raises(IntegrityError):
         sealer.open(key, value[:-1] + bytes([value[-1] ^ 1]))
+
+
+@pytest.mark.slow
+def test_an_owner_that_wakes_up_takes_no_units_state_back(tmp_path: Path) -> None:
+    """It was stopped between its commit to the broker and the file, which its successor shares."""
+    stopped = UnitStore(tmp_path, "aa" * 8, 1, 0)
+    stopped.apply({5: Contributed(3, 1)}, 10)
+    successor = UnitStore(tmp_path, "aa" * 8, 1, 0)
+    successor.apply({5: Contributed(4, 2)}, 13)  # read again from the topic, up to its end
+    successor.apply({5: Contributed(9, 3)}, 20)
+    with pytest.raises(ServiceUnavailable, match="another worker"):
+        stopped.apply({5: Contributed(4, 2)}, 12)
+    stopped.apply({}, 12)
+    assert successor.get([5]) == {5: Contributed(9, 3)}
+    assert successor.applied() == 20
+    stopped.close()
+    successor.close()
 
 
 class FakeClock:

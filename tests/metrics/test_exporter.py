@@ -299,6 +299,7 @@ def test_a_ledger_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
         stores.append(store)
     with exporting(path, refresh_s=100) as exporter:
         assert samples(scrape(exporter))['evertally_release_index{stream="gates"}'] == 1
+        assert 'stream="gates"' in scrape(exporter, "/internal/metrics", plane=1)
         for store in stores:
             store.close()
         for part in tmp_path.glob("ledger.db*"):
@@ -309,6 +310,9 @@ def test_a_ledger_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
         assert found["evertally_ledger_up"] == 1
         assert found['evertally_release_index{stream="doors"}'] == 1
         assert 'evertally_release_index{stream="gates"}' not in found
+        internal = scrape(exporter, "/internal/metrics", plane=1)
+        assert 'stream="doors"' in internal
+        assert 'stream="gates"' not in internal  # its unpublished ticks would be alerted on for ever
 
 
 @pytest.mark.parametrize(

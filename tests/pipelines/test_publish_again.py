@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from evertally.accountants.budget.opening import open_ledger
-from evertally.errors import IntegrityError
+from evertally.errors import IntegrityError, ServiceUnavailable
+from evertally.pipelines import outbox
 from evertally.pipelines.config import load_config
 from evertally.pipelines.outbox import publish_again
 from evertally.pipelines.sinks import FileSink
@@ -120,6 +124,77 @@ def test_running_releasers_file_is_left_alone(gates: Path, cli: Cli, ran: bytes)
     assert code == 5
     assert "running" in error
     assert publish(cli, gates)[0] == 0
+
+
+def test_a_releaser_waits_for_who_replaces_its_file_and_takes_the_new_one(ran: bytes, tmp_path: Path) -> None:
+    file, header = tmp_path / "releases.jsonl", ran.splitlines(keepends=True)[0]
+    file.write_bytes(header)
+    (tmp_path / "new").write_bytes(header)
+    held: list[FileSink] = []
+    with file.open("rb") as old:
+        fcntl.flock(old, fcntl.LOCK_EX)
+        opening = threading.Thread(target=lambda: held.append(FileSink(file, header)))
+        opening.start()
+        (tmp_path / "new").replace(file)
+    opening.join()
+    held[0].rewind(len(header))
+    held[0].append([b"{}\n"])
+    held[0].close()
+    assert file.read_bytes() == header + b"{}\n"
+
+
+def test_a_file_replaced_between_opening_and_locking_is_left(
+    ran: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, header = tmp_path / "releases.jsonl", ran.splitlines(keepends=True)[0]
+    file.write_bytes(header)
+    lock = fcntl.flock
+
+    def slowly(descriptor: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        (tmp_path / "new").write_bytes(header)
+        (tmp_path / "new").replace(file)
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", slowly)
+    with FileSink(file, header) as sink:
+        sink.rewind(len(header))
+        sink.append([b"{}\n"])
+    assert file.read_bytes() == header + b"{}\n"
+
+
+def test_a_file_that_a_releaser_makes_meanwhile_is_not_taken_from_it(
+    ran: bytes, gates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, header = gates / "releases.jsonl", ran.splitlines(keepends=True)[0]
+    file.unlink()
+    store = open_ledger(gates / "state.sqlite", create=False)
+    opened = store.find_stream("gates")
+    assert opened is not None
+    began: list[FileSink] = []
+    lines = outbox._lines
+
+    def interrupted(*arguments: object) -> Iterator[bytes]:
+        began.append(FileSink(file, header))
+        return lines(*arguments)  # type: ignore[arg-type]  # what it is called with
+
+    monkeypatch.setattr(outbox, "_lines", interrupted)
+    with pytest.raises(ServiceUnavailable, match="running releaser"):
+        publish_again(store, opened, file)
+    began[0].append([b"{}\n"])
+    began[0].close()
+    assert file.read_bytes() == header + b"{}\n"
+    assert list(gates.glob(".releases*")) == []
+    store.close()
+
+
+def test_what_a_killed_publisher_left_is_in_nobodys_way(ran: bytes, gates: Path, cli: Cli) -> None:
+    """In a container the next one has the same process number."""
+    (gates / f".releases.jsonl.{os.getpid()}.new").write_bytes(ran[:100])
+    (gates / "releases.jsonl").unlink()
+    code, _, error = publish(cli, gates)
+    assert code == 0, error
+    assert (gates / "releases.jsonl").read_bytes() == ran
 
 
 def test_unknown_stream_and_unusable_place_are_refused(gates: Path, cli: Cli, ran: bytes) -> None:

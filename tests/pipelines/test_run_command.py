@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -370,3 +371,53 @@ def test_an_error_that_cannot_be_said_keeps_its_exit_code(tmp_path: Path, stream
     said = done.stderr if stream == "stdout" else done.stdout
     assert "none.toml" in said
     assert "Traceback" not in said
+
+
+PROGRAM = "from evertally.pipelines.cli.app import main; main()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["run", "--help"]])
+def test_pages_of_help_on_a_full_disk_say_so(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 4
+    assert b"No space left" in done.stderr
+    assert b"internal" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_went_away_is_no_error(gates: Path) -> None:
+    reader, target = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-c", PROGRAM, "check-config", "--config", str(gates / "run.toml")]
+    done = subprocess.run(words, stdout=target, stderr=subprocess.PIPE, check=False)
+    os.close(target)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.slow
+def test_a_result_for_a_closed_standard_output_is_not_lost_in_silence(gates: Path) -> None:
+    shell = 'exec "$0" "$@" >&-'
+    words = ["-c", PROGRAM, "check-config", "--config", str(gates / "run.toml")]
+    done = subprocess.run(["sh", "-c", shell, sys.executable, *words], stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 4
+    assert b"it is closed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_files_do_not_take_the_numbers_of_closed_standard_ones(closed: str) -> None:
+    """What a library or a signal's handler writes to standard error would stand in one of them."""
+    program = (
+        "import os, signal, sys, evertally.pipelines.cli.app as app;"
+        "app.app = lambda: (os.open(sys.argv[1], os.O_RDWR), os.kill(os.getpid(), signal.SIGTERM));"
+        "app.main()"
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        shell = f'exec "$0" -c "$1" "$2" {closed}'
+        done = subprocess.run(["sh", "-c", shell, sys.executable, program, file.name], check=False)
+        assert done.returncode == 143
+        assert file.read() == b""

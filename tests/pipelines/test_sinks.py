@@ -6,6 +6,8 @@ import json
 import math
 import os
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -217,6 +219,26 @@ def test_a_header_with_an_impossible_number_is_refused(field: str) -> None:
 def test_a_release_with_an_impossible_number_is_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidParameter):
         Release.decode(json.dumps({**json.loads(release(1).encode()), field: value}).encode())
+
+
+@pytest.mark.slow
+def test_two_runs_do_not_write_one_file_of_dead_letters(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    program = (
+        "import sys; from pathlib import Path; from evertally.pipelines.dead_letters import DeadLetterFile;"
+        "DeadLetterFile(Path(sys.argv[1])).close()"
+    )
+
+    def another() -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=False)
+
+    with DeadLetterFile(path) as letters:
+        letters.write(3, 97, Reason.MALFORMED)
+        assert b"ServiceUnavailable" in another().stderr
+        letters.write(4, 120, Reason.MALFORMED)
+    assert len([json.loads(line) for line in path.read_bytes().splitlines()]) == 2
+    assert another().returncode == 0
+    assert path.read_bytes() == b""
 
 
 def test_dead_letters_are_private_and_hold_no_payload(tmp_path: Path) -> None:

@@ -113,3 +113,11 @@ def test_a_finished_run_answers_for_its_own_configuration_only(tmp_path: Path) -
         with pytest.raises(InvalidParameter, match=field):
             train_run(toy.config())
         toy.tables[table] = before
+
+
+def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "toy")
+    (toy.folder / "token").write_bytes(b"\xff\xfe")
+    toy.tables["budget"] = 'scope = "people"\nservice = "http://127.0.0.1:1"\ntoken_file = "token"'
+    with pytest.raises(InvalidParameter, match=r"budget\.token_file"):
+        open_budget(toy.config().budget)

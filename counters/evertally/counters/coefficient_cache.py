@@ -25,13 +25,16 @@ _HEADER: Final = struct.Struct("<8sIQ32s")
 _SMALLEST_STORED: Final = 1 << 14  # below this computing is as fast as reading
 
 
-def cache_directory() -> Path:
-    """$EVERTALLY_CACHE, else $XDG_CACHE_HOME/evertally, else ~/.cache/evertally."""
+def cache_directory() -> Path | None:
+    """$EVERTALLY_CACHE, else $XDG_CACHE_HOME/evertally, else ~/.cache/evertally; None without a home."""
     own = os.environ.get("EVERTALLY_CACHE")
     if own:
         return Path(own)
     xdg = os.environ.get("XDG_CACHE_HOME")
-    return (Path(xdg) if xdg else Path("~/.cache").expanduser()) / "evertally"
+    try:
+        return (Path(xdg) if xdg else Path("~/.cache").expanduser()) / "evertally"
+    except RuntimeError:  # no HOME, and a user that the system does not know, as in many containers
+        return None
 
 
 def cached_coefficients(
@@ -47,11 +50,12 @@ def cached_coefficients(
     Returns:
         A read-only float64 array of shape (n,).
     """
-    if n < _SMALLEST_STORED:
+    folder = cache_directory()
+    if n < _SMALLEST_STORED or folder is None:
         return _frozen(compute(n))
     size = 1 << (n - 1).bit_length()  # one file a size: a short stream never reads a long file
     stem = hashlib.sha256(name.encode()).hexdigest()[:40]
-    path = cache_directory() / f"{stem}-{size}.coefficients"
+    path = folder / f"{stem}-{size}.coefficients"
     found = _read(path, name, size)
     if found is None:
         found = compute(size)

@@ -6,6 +6,7 @@ A dead letter says where the event stood and why it was refused. It holds nothin
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections import Counter
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from evertally.errors import InvalidParameter, StorageFull
+from evertally.errors import InvalidParameter, ServiceUnavailable, StorageFull
 
 __all__ = ["DeadLetterFile", "Reason"]
 
@@ -51,22 +52,36 @@ class Reason(Enum):
 class DeadLetterFile:
     """A JSON-lines file, mode 0600, written anew by every run: {"line":3,"offset":97,"code":"malformed"}.
 
-    `line` counts from 1 and `offset` is the line's first byte in the uncompressed input.
+    `line` counts from 1 and `offset` is the line's first byte in the uncompressed input. One run writes
+    it at a time: opening raises ServiceUnavailable while another does.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.counts: Counter[Reason] = Counter()
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o600)
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                os.fchmod(descriptor, 0o600)  # a file that was there keeps its mode otherwise
-            self._file = os.fdopen(descriptor, "wb")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._take()
+        except BlockingIOError:
+            raise ServiceUnavailable(
+                f"{path} is being written by another run; wait for its end, or name another file"
+            ) from None
         except OSError as error:
             raise InvalidParameter(
                 "output.dead_letters", str(path), f"a writable file ({error.strerror})"
             ) from None
+
+    def _take(self) -> None:
+        """Empty a file that no other process writes: two runs would cut and overwrite each other's lines."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(self._file.fileno(), 0o600)  # a file that was there keeps its mode otherwise
+            self._file.truncate(0)
+        except OSError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

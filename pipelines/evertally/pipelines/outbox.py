@@ -18,6 +18,7 @@ from evertally.accountants.budget.ledger import LedgerStore, OpenedStream, Relea
 from evertally.durable import sync_folder
 from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
 from evertally.pipelines.releases import Release, standing_header
+from evertally.pipelines.sinks import stands_at
 from evertally.pipelines.stream_spec import header_of
 
 __all__ = ["Republished", "publish_again", "release_lines"]
@@ -76,10 +77,11 @@ def publish_again(
         StorageFull: the file cannot be written.
     """
     ref = opened.shard(shard)
-    head = store.head(ref)
     header = header_of(opened, store.scope_status(opened.scope).scope).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    # a process's number is no name: in containers all have the same one, and a killed one left its file
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.new")
     with _reserved(path) as old:
+        head = store.head(ref)  # once nobody publishes there any more
         _refuse_rollback(old, opened, head.t, path)
         if old is not None:
             old.seek(0)
@@ -94,13 +96,28 @@ def publish_again(
             if not (same or replace):
                 raise IntegrityError(f"{path} says something else than the ledger; --replace writes it anew")
             if not whole:
-                temporary.replace(path)
+                _put(temporary, path, new=old is None)
                 sync_folder(path.parent)
         except OSError as error:
             raise StorageFull(f"{path} could not be written: {error.strerror}") from None
         finally:
             temporary.unlink(missing_ok=True)
     return Republished(head.t, written=not whole)
+
+
+def _put(temporary: Path, path: Path, *, new: bool) -> None:
+    """Give the written file its name; one that a releaser has made meanwhile is not taken from it."""
+    if not new:
+        temporary.replace(path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise _held_by_another(path) from None
+
+
+def _held_by_another(path: Path) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{path} is open in a running releaser; stop it first")
 
 
 def _lines(store: LedgerStore, opened: OpenedStream, ref: ShardRef, last: int) -> Iterator[bytes]:
@@ -127,7 +144,9 @@ def _reserved(path: Path) -> Iterator[IO[bytes] | None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ServiceUnavailable(f"{path} is open in a running releaser; stop it first") from None
+            raise _held_by_another(path) from None
+        if not stands_at(path, file):  # another `publish` has just replaced it
+            raise _held_by_another(path)
         yield file
 
 

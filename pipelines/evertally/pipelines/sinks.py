@@ -11,19 +11,22 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import BinaryIO, Final, Protocol, Self
 
 from evertally.durable import sync_folder
-from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
 from evertally.pipelines.releases import RELEASE_SCHEMA, Release, standing_header
 
-__all__ = ["FileSink", "Sink"]
+__all__ = ["FileSink", "Sink", "stands_at"]
 
 _TAIL_BYTES: Final = 1 << 17
 _BEGINNING: Final = f'{{"schema":"{RELEASE_SCHEMA}"'.encode()
+_REPLACED_S: Final = 10.0
+_AGAIN_S: Final = 0.01
 _AGAIN: Final = "`evertally ledger publish` writes it again"
 
 
@@ -57,16 +60,8 @@ class FileSink:
     def __init__(self, path: Path, header: bytes) -> None:
         self._path = path
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                os.close(descriptor)
-                raise InvalidParameter(
-                    "output.releases", str(path), "a regular file, which can be cut and appended"
-                )
-            self._file = os.fdopen(descriptor, "r+b")
+            self._file = _held(path)
             self._header = standing_header(self._file.readline(_TAIL_BYTES + len(header)), header)
-            # shared: fencing is the ledger's work; `publish_again` asks whether anyone has the file
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             sync_folder(path.parent)
         except OSError as error:
             raise InvalidParameter(
@@ -138,6 +133,47 @@ class FileSink:
         self._file.seek(0)
         head = self._file.read(len(self._header))
         return head == self._header[: min(size, len(self._header))]
+
+
+def _held(path: Path) -> BinaryIO:
+    """The file that stands at the path, made where there is none, under a shared lock.
+
+    Shared: fencing is the ledger's work; `publish_again` asks whether anyone has the file. While that puts
+    another one in its place it is waited for, and what it has replaced is no file of the path any more.
+    """
+    deadline = time.monotonic() + _REPLACED_S
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b")
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidParameter(
+                    "output.releases", str(path), "a regular file, which can be cut and appended"
+                )
+            if _shared(file) and stands_at(path, file):
+                return file
+            if time.monotonic() >= deadline:
+                raise ServiceUnavailable(f"{path} is being written by `evertally ledger publish`")
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+        time.sleep(_AGAIN_S)
+
+
+def _shared(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def stands_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file is still the one at the path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _may_be_a_release(line: bytes) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -222,23 +223,26 @@ class _SqliteTransaction:
 
 
 def _create_private(path: Path) -> tuple[int, int]:
-    """Which file it is: device and number."""
+    """Which file it is: device and number.
+
+    A file that is there is not opened: closing it would end the locks that SQLite holds on it for us.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not os.path.exists(path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        status = os.stat(path)
     except FileNotFoundError:
         raise InvalidParameter("ledger", str(path), "a file in an existing directory") from None
-    except IsADirectoryError:
-        raise InvalidParameter("ledger", str(path), "a file") from None
     except OSError as error:
         raise StorageFull(f"the ledger's file cannot be written: {error.strerror}") from None
-    try:
-        status = os.fstat(descriptor)
-        if status.st_mode & 0o077:
-            mode = f"mode {status.st_mode & 0o777:04o} of {path}"
-            raise InvalidParameter("ledger", mode, "mode 0600, since nobody else may read it: chmod 600")
-        return status.st_dev, status.st_ino
-    finally:
-        os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidParameter("ledger", str(path), "a file")
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StorageFull("the ledger's file cannot be written: it may not be, or its disk is read-only")
+    if status.st_mode & 0o077:
+        mode = f"mode {status.st_mode & 0o777:04o} of {path}"
+        raise InvalidParameter("ledger", mode, "mode 0600, since nobody else may read it: chmod 600")
+    return status.st_dev, status.st_ino
 
 
 def _failure(error: apsw.Error, backend: SqliteBackend) -> Exception:

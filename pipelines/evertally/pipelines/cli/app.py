@@ -5,6 +5,7 @@ Commands are imported only when they are called, so that `evertally --help` star
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -17,9 +18,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from evertally.errors import EvertallyError, InvalidParameter
+from evertally.errors import EvertallyError, InvalidParameter, StorageFull
 from evertally.pipelines.cli.examples import show_examples
-from evertally.pipelines.cli.output import report_error
+from evertally.pipelines.cli.output import emit, hold_standard_files, report_error
 
 __all__ = ["main"]
 
@@ -65,6 +66,7 @@ _EXTRAS: Final = {
     "pyflink": "flink",
 }
 """What is installed only where it is asked for."""
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _LazyGroup(TyperGroup):
@@ -105,7 +107,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"evertally {importlib.metadata.version('evertally')}")
+        version = importlib.metadata.version("evertally")
+        emit({"version": version}, f"evertally {version}")
         raise typer.Exit
 
 
@@ -120,6 +123,7 @@ def _root(
 
 def main() -> None:
     """Entry point of the program `evertally`."""
+    hold_standard_files()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -127,9 +131,6 @@ def main() -> None:
     except EvertallyError as error:
         report_error(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of our output has gone; what is durable stays durable
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except Exception as error:  # the last line of defence
         module = (getattr(error, "name", None) or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and module in _EXTRAS:
@@ -137,6 +138,10 @@ def main() -> None:
             missing = InvalidParameter("environment", f"no module {module}", needed)
             report_error(missing)
             sys.exit(missing.exit_code)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:  # also of a help page's output
+            full = StorageFull(f"something could not be written ({error.strerror})")
+            report_error(full)
+            sys.exit(full.exit_code)
         # an unforeseen error's own text may hold data, so only its type and place are printed
         place = traceback.extract_tb(error.__traceback__)[-1]
         print(

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 from typing import Annotated, Any, Final, TextIO
 
@@ -19,8 +20,19 @@ import typer
 
 from evertally.errors import EvertallyError, InvalidParameter, StorageFull
 
-__all__ = ["AsJson", "Logs", "LogFormat", "begin", "counted", "emit", "report_error", "said_all"]
+__all__ = [
+    "AsJson",
+    "Logs",
+    "LogFormat",
+    "begin",
+    "counted",
+    "emit",
+    "hold_standard_files",
+    "report_error",
+    "said_all",
+]
 
+_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _LOGGER: Final = logging.getLogger("evertally")
 
 
@@ -75,16 +87,32 @@ def begin(*, as_json: bool, log_format: LogFormat) -> logging.Logger:
 def emit(fields: dict[str, Any] | list[Any], text: str) -> None:
     """Print a command's result: its fields as JSON, or its text.
 
+    Where its reader went away, which is its right, the command ends with 141 as other programs do.
+
     Raises:
         StorageFull: standard output cannot be written; what the command did is done all the same.
     """
+    if sys.stdout is None:
+        raise StorageFull("the result could not be written to standard output (it is closed)")
     try:
         print(json.dumps(fields) if _Settings.as_json else text, flush=True)
-    except BrokenPipeError:  # its reader went away, which is its right
-        raise
     except OSError as error:
         _give_up_stdout()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(_BROKEN_PIPE) from None
         raise StorageFull(f"the result could not be written to standard output ({error.strerror})") from None
+
+
+def hold_standard_files() -> None:
+    """Open what is closed of descriptors 0, 1 and 2 on nothing.
+
+    Else the next file that is opened gets the number, and what is said on standard error goes into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
 
 
 def said_all() -> None:

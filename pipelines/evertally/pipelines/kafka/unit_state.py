@@ -16,7 +16,7 @@ import apsw
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCMSIV
 
-from evertally.errors import IntegrityError, InvalidParameter, StorageFull
+from evertally.errors import IntegrityError, InvalidParameter, ServiceUnavailable, StorageFull
 from evertally.pipelines.kafka.broker import Broker, TopicPartition
 from evertally.pipelines.kafka.changelog import read_changelog
 from evertally.pipelines.kafka.unit_bound import Contributed
@@ -24,6 +24,7 @@ from evertally.pipelines.kafka.unit_bound import Contributed
 __all__ = ["ChangelogSealer", "UnitStore", "replay"]
 
 _NONCE_BYTES: Final = 12
+_BUSY_MS: Final = 10_000
 _VALUE: Final = struct.Struct(">QQ")
 _UNIT: Final = struct.Struct(">Q")
 
@@ -65,6 +66,8 @@ class UnitStore:
     """The local copy of one partition: a SQLite file, mode 0600, named by incarnation and partition.
 
     The folder is made, mode 0700, where there is none: a copy can always be filled again from the changelog.
+    Workers of one machine may share it: an owner that was stopped and wakes up when the next one works on
+    the same file takes nothing back.
     """
 
     def __init__(self, folder: Path, life: str, incarnation: int, partition: int) -> None:
@@ -78,6 +81,8 @@ class UnitStore:
             raise StorageFull(f"the state of units cannot be written: {error.strerror}") from None
         with _full_disk_stops():
             self._file: Final = apsw.Connection(str(path))
+            self._file.transaction_mode = "IMMEDIATE"  # what is compared stays so until it is written
+            self._file.set_busy_timeout(_BUSY_MS)
             self._file.pragma("journal_mode", "wal")
             self._file.pragma("synchronous", "full")
             self._file.execute(
@@ -99,13 +104,21 @@ class UnitStore:
         return found
 
     def apply(self, changes: Mapping[int, Contributed], stop: int) -> None:
-        """Apply changes that the changelog holds before offset `stop`. Raises StorageFull."""
+        """Apply changes that the changelog holds before offset `stop`.
+
+        Raises:
+            StorageFull: they cannot be written.
+            ServiceUnavailable: the file is further already, or stays locked: another worker has it.
+        """
         with _full_disk_stops(), self._file:
+            applied = self.applied()
+            if changes and applied > stop:
+                raise ServiceUnavailable("another worker has gone on with the state of these units")
             self._file.executemany(
                 "INSERT OR REPLACE INTO unit VALUES (?, ?, ?)",
                 ((unit, state.last, state.used) for unit, state in changes.items()),
             )
-            self._file.execute("INSERT OR REPLACE INTO applied VALUES (1, ?)", (stop,))
+            self._file.execute("INSERT OR REPLACE INTO applied VALUES (1, ?)", (max(applied, stop),))
 
     def close(self) -> None:
         """Close the file."""
@@ -129,6 +142,8 @@ class _full_disk_stops:  # noqa: N801 - reads as a statement in a `with`
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, apsw.BusyError):
+            raise ServiceUnavailable("the state of units stayed locked by another worker") from None
         if isinstance(error, apsw.Error):
             raise StorageFull(
                 f"the state of units could not be written ({type(error).__name__}); nothing more is counted"

@@ -115,6 +115,7 @@ class Exporter:
         self._unpublished: Final = self._metrics.gauge(
             "unpublished_ticks", "Ticks in the ledger that are not published yet.", ("stream", "shard")
         )
+        self._watched: set[tuple[str, str]] = set()
         self._answers: dict[str, Answer] = {f"/static/{name}": static_answer(name) for name in STATIC_FILES}
         self._show()
         routes: dict[str, Route] = {path: self._route(path) for path in self._answers}
@@ -197,10 +198,18 @@ class Exporter:
         )
 
     def _watch(self, standing: Standing) -> None:
-        for stream in standing.streams:
-            for shard, head in enumerate(stream.heads):
-                self._committed.labels(stream.name, str(shard)).set(head.committed_t)
-                self._unpublished.labels(stream.name, str(shard)).set(head.committed_t - head.published_t)
+        seen = {
+            (stream.name, str(shard)): head
+            for stream in standing.streams
+            for shard, head in enumerate(stream.heads)
+        }
+        for place, head in seen.items():
+            self._committed.labels(*place).set(head.committed_t)
+            self._unpublished.labels(*place).set(head.committed_t - head.published_t)
+        for place in self._watched - seen.keys():  # another ledger stands there now, or fewer shards
+            self._committed.remove(*place)
+            self._unpublished.remove(*place)
+        self._watched = set(seen)
 
     def _show(self) -> None:
         self._answers |= {

@@ -50,6 +50,10 @@ def open_budget(config: BudgetConfig) -> Budget:
         except OSError as error:
             got, why = str(config.token_file), f"a readable file ({error.strerror})"
             raise InvalidParameter("budget.token_file", got, why) from None
+        except UnicodeDecodeError:
+            raise InvalidParameter(
+                "budget.token_file", str(config.token_file), "a file that holds a token"
+            ) from None
     return BudgetClient(config.service, token, ca="" if config.ca is None else str(config.ca))
 
 
