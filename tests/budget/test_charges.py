@@ -177,6 +177,31 @@ def test_windows_of_a_unit_and_of_the_one_in_its_place_need_not_be_the_same() ->
     assert charged(line, replace(USER, adjacency="replace-value")) == charged(line, USER)
 
 
+@pytest.mark.parametrize(("length", "stride"), [(10, 10), (10, 3), (7, 1), (24, 5)])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-value", "replace"])
+def test_an_events_windows_are_those_that_a_change_of_it_can_reach(
+    length: int, stride: int, adjacency: str
+) -> None:
+    """Every pair of neighbours of one event in [0, 1], counted window by window."""
+
+    def counts(time: int, value: int) -> dict[int, int]:
+        return {start: value for start in range(-60, 120, stride) if start <= time < start + length}
+
+    before = [counts(time, 1) for time in range(length)]
+    after = {
+        "add-remove": [{}],
+        "replace-value": [],  # the same time, value 0: as far as values in [0, 1] go
+        "replace": [counts(time, 1) for time in range(-30, 60)],
+    }[adjacency]
+    worst = max(
+        sum((one.get(w, 0) - other.get(w, 0)) ** 2 for w in one.keys() | other.keys())
+        for one in before
+        for other in (after or [dict.fromkeys(one, 0)])
+    )
+    line = WindowsLine(1, 10, "tumbling" if length == stride else "sliding", length, stride)
+    assert charged(line, scope_for(adjacency)) == worst * charged(GaussianLine(1, 10))
+
+
 def test_renyi_scope_counts_a_gaussian_at_its_one_order() -> None:
     mixed = Scope("m", "event", "add-remove", "8", "1e-6", filter="renyi", order=16)
     assert charged(GaussianLine(1, 10), mixed) == math.ceil(16 * 0.01 / 2 * 1e9)
