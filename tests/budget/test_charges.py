@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import random
@@ -234,6 +235,22 @@ def test_key_selection_pays_for_its_counter_and_its_threshold() -> None:
         cost(EVENT, ChargeRequest("e", "event", "add-remove", replace(low, threshold=20)))
     with pytest.raises(InvalidParameter, match="threshold"):
         replace(low, threshold=10**400)  # no double holds it
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-value", "replace"])
+@pytest.mark.parametrize("lower", [0, -3])
+def test_a_key_that_one_input_lacks_is_reached_by_one_unit(adjacency: str, lower: int) -> None:
+    """Every pair of neighbours on one key, with others' values: the most at ticks where it is 0 or less."""
+    own = range(lower, 4)
+    pairs = [(x, 0) for x in own] if adjacency == "add-remove" else list(itertools.product(own, own))
+    others = range(lower, 4)
+    reach = max(o + x for o in others for x, y in pairs if o + y <= 0)
+    counter = replace(COUNTER, keys=1, clip=3, lower=lower, q=2**22)
+    line = KeySelectionLine(counter, threshold=10**5, horizon=10**4)
+    sd = output_sd(counter, line.horizon)
+    shown = line.loss(scope_for(adjacency)).delta - computational_delta(counter)
+    expected = line.horizon * norm.sf((line.threshold - reach - 1) / sd)
+    assert float(shown) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_coarse_grid_drifts_towards_the_threshold() -> None:

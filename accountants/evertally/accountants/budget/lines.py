@@ -173,7 +173,9 @@ class KeySelectionLine:
     def loss(self, scope: Scope) -> Loss:
         """See `Line`."""
         p = self.parameters
-        reach = p.clip * p.participations * p.per_tick * (2 if scope.adjacency != "add-remove" else 1)
+        # a total of values >= 0 that is 0 without the unit holds the unit's own alone
+        either_sign = p.lower < 0 and scope.adjacency != "add-remove"
+        reach = p.clip * p.participations * p.per_tick * (2 if either_sign else 1)
         sd = output_sd(p, self.horizon)
         drift = counter_grid(p, scope).slack / 2.0**30
         distance = (self.threshold - reach - 1) / sd - max(0.0, drift - 0.5 / sd)
