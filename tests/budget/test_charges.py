@@ -189,15 +189,15 @@ def test_an_events_windows_are_those_that_a_change_of_it_can_reach(
         return {start: value for start in range(-60, 120, stride) if start <= time < start + length}
 
     before = [counts(time, 1) for time in range(length)]
-    after = {
+    after: dict[str, list[dict[int, int]]] = {
         "add-remove": [{}],
         "replace-value": [],  # the same time, value 0: as far as values in [0, 1] go
         "replace": [counts(time, 1) for time in range(-30, 60)],
-    }[adjacency]
+    }
     worst = max(
         sum((one.get(w, 0) - other.get(w, 0)) ** 2 for w in one.keys() | other.keys())
         for one in before
-        for other in (after or [dict.fromkeys(one, 0)])
+        for other in (after[adjacency] or [dict.fromkeys(one, 0)])
     )
     line = WindowsLine(1, 10, "tumbling" if length == stride else "sliding", length, stride)
     assert charged(line, scope_for(adjacency)) == worst * charged(GaussianLine(1, 10))
