@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import random
@@ -177,6 +178,31 @@ def test_windows_of_a_unit_and_of_the_one_in_its_place_need_not_be_the_same() ->
     assert charged(line, replace(USER, adjacency="replace-value")) == charged(line, USER)
 
 
+@pytest.mark.parametrize(("length", "stride"), [(10, 10), (10, 3), (7, 1), (24, 5)])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-value", "replace"])
+def test_an_events_windows_are_those_that_a_change_of_it_can_reach(
+    length: int, stride: int, adjacency: str
+) -> None:
+    """Every pair of neighbours of one event in [0, 1], counted window by window."""
+
+    def counts(time: int, value: int) -> dict[int, int]:
+        return {start: value for start in range(-60, 120, stride) if start <= time < start + length}
+
+    before = [counts(time, 1) for time in range(length)]
+    after: dict[str, list[dict[int, int]]] = {
+        "add-remove": [{}],
+        "replace-value": [],  # the same time, value 0: as far as values in [0, 1] go
+        "replace": [counts(time, 1) for time in range(-30, 60)],
+    }
+    worst = max(
+        sum((one.get(w, 0) - other.get(w, 0)) ** 2 for w in one.keys() | other.keys())
+        for one in before
+        for other in (after[adjacency] or [dict.fromkeys(one, 0)])
+    )
+    line = WindowsLine(1, 10, "tumbling" if length == stride else "sliding", length, stride)
+    assert charged(line, scope_for(adjacency)) == worst * charged(GaussianLine(1, 10))
+
+
 def test_renyi_scope_counts_a_gaussian_at_its_one_order() -> None:
     mixed = Scope("m", "event", "add-remove", "8", "1e-6", filter="renyi", order=16)
     assert charged(GaussianLine(1, 10), mixed) == math.ceil(16 * 0.01 / 2 * 1e9)
@@ -209,6 +235,22 @@ def test_key_selection_pays_for_its_counter_and_its_threshold() -> None:
         cost(EVENT, ChargeRequest("e", "event", "add-remove", replace(low, threshold=20)))
     with pytest.raises(InvalidParameter, match="threshold"):
         replace(low, threshold=10**400)  # no double holds it
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-value", "replace"])
+@pytest.mark.parametrize("lower", [0, -3])
+def test_a_key_that_one_input_lacks_is_reached_by_one_unit(adjacency: str, lower: int) -> None:
+    """Every pair of neighbours on one key, with others' values: the most at ticks where it is 0 or less."""
+    own = range(lower, 4)
+    pairs = [(x, 0) for x in own] if adjacency == "add-remove" else list(itertools.product(own, own))
+    others = range(lower, 4)
+    reach = max(o + x for o in others for x, y in pairs if o + y <= 0)
+    counter = replace(COUNTER, keys=1, clip=3, lower=lower, q=2**22)
+    line = KeySelectionLine(counter, threshold=10**5, horizon=10**4)
+    sd = output_sd(counter, line.horizon)
+    shown = line.loss(scope_for(adjacency)).delta - computational_delta(counter)
+    expected = line.horizon * norm.sf((line.threshold - reach - 1) / sd)
+    assert float(shown) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_coarse_grid_drifts_towards_the_threshold() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from fractions import Fraction
 from typing import NoReturn
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_training_lines_cost_reads_no_clock(
     monkeypatch.undo()
     assert second == first
     assert first.epsilon > 0 if own_delta else (first.renyi or 0) > 0
+
+
+@pytest.mark.parametrize("own_delta", ["", "1e-8"])
+def test_the_keyed_stream_of_a_run_is_charged(own_delta: str) -> None:
+    """n 2^-92 + n^2 2^-129 over n = rows x elements blocks of one key, as a counter's stream pays it."""
+    elements, rows = 10**9, 20
+    bare = TrainingLine({"kind": "Identity"}, BINS, "4", own_delta)
+    keyed = TrainingLine({"kind": "Identity"}, BINS, "4", own_delta, elements)
+    n = elements * rows
+    rises = keyed.loss(MIXED).delta - bare.loss(MIXED).delta
+    assert rises == Fraction(n, 2**92) + Fraction(n * n, 2**129)
+    assert rises * 10**18 > 0.5  # more than a rounding of the ledger's unit
+    request = [ChargeRequest("m", "event", "add-remove", line) for line in (bare, keyed)]
+    assert cost(MIXED, request[1]).delta > cost(MIXED, request[0]).delta
+    assert line_from_json(keyed.to_json()) == keyed
+    assert "elements" not in bare.to_json()  # lines of older ledgers read and write the same bytes
 
 
 EPOCHS = {"kind": "EachEpochOnce", "batches": 10, "epochs": 2}

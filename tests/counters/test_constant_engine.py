@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from evertally.counters import constant_engine
 from evertally.counters.constant_engine import FRACTION_BITS, _ManyKeys
-from evertally.counters.constant_sensitivity import _norm_squared, constant_norm_squared
+from evertally.counters.constant_sensitivity import _norm_squared, constant_decay, constant_norm_squared
 from evertally.counters.log_perturbed import LogPerturbed
 from evertally.counters.log_perturbed_nodes import THETA_BITS, WEIGHT_BITS, DyadicNodes, dyadic_nodes
+from evertally.counters.participation_norm import finite_pattern_norm, infinite_pattern_norm
+from evertally.counters.rational_roots import decay_norm_squared
 from evertally.errors import IntegrityError, UnsupportedMechanism
 
 IntArray = NDArray[np.int64]
@@ -64,6 +66,50 @@ def test_golden_norm_and_variance(ratio: float) -> None:
     for power, golden in ratios.items():
         variance = found * mechanism.noise_power(2**power)
         assert variance / yardstick(2.0**power) ** 2 == pytest.approx(golden, abs=6e-3)
+
+
+def test_participations_of_few_nodes_equal_their_sum() -> None:
+    """R decays fast here, so that its coefficients, by recursion, are all there is."""
+    one, theta = 1 << WEIGHT_BITS, 1 << THETA_BITS
+    nodes = DyadicNodes((one // 5, one // 7, one // 3), (theta // 1000, theta * 3 // 4, theta))
+    decay = constant_decay(nodes)
+    weights = [w / one for w in nodes.weights]
+    noise = [1.0] + [
+        sum(w * (t / theta) ** n for w, t in zip(weights, nodes.thetas, strict=True)) for n in range(1, 400)
+    ]
+    steps = np.diff(noise, prepend=0.0)
+    strategy = [1.0]
+    for n in range(1, 400):
+        strategy.append(-float(steps[1 : n + 1] @ strategy[::-1]))
+    for k, b in ((1, 1), (2, 1), (2, 7), (5, 1), (30, 3), (9, 20)):
+        summed = np.zeros(400)
+        for i in range(k):
+            summed[i * b :] += strategy[: 400 - i * b]
+        assert decay_norm_squared(decay, k, b, None) == pytest.approx(float(summed @ summed), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", GOLDEN)
+def test_far_participations_cost_what_their_overlap_does(ratio: float) -> None:
+    """sens^2 = k r(0) + 2 sum (k-m) r(mb), r falling: at most k r(0) + k (k-1) r(b), for any k and b."""
+    mechanism = realised(ratio)
+    once = mechanism.sensitivity_squared()
+
+    def overlap(b: int) -> float:
+        return mechanism.sensitivity_squared(2, b) / 2.0 - once
+
+    before = once
+    for b in (1, 100, 2**14, 2**20, 2**30, 2**40):
+        assert 0.0 < overlap(b) < before
+        before = overlap(b)
+    for k, b in ((365, 86_400), (30, 2**20), (10**4, 2**22), (10, 2**40)):
+        most = k * once + k * (k - 1) * overlap(min(b, 2**14))
+        assert k * once < mechanism.sensitivity_squared(k, b) <= most
+    strategy = mechanism.strategy_coefficients(2**18)
+    for k, b in ((2, 1), (30, 1), (5, 200)):
+        found = mechanism.sensitivity_squared(k, b)
+        assert finite_pattern_norm(strategy, k, b) < found
+        assert found <= infinite_pattern_norm(strategy, once, k, b)
 
 
 @pytest.mark.parametrize("ratio", GOLDEN)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evertally.counters import Rational
-from evertally.counters.rational import _sensitivity_squared
+from evertally.counters.rational_roots import decay_norm_squared
 from evertally.counters.yardstick import yardstick_variance
 from evertally.errors import InvalidParameter
 
@@ -167,7 +167,7 @@ def test_another_threads_precision_does_not_reach_the_sensitivity() -> None:
     """mpmath's own precision belongs to the process: two charges at once used to share it."""
     mechanism = Rational.preset("H48")
     expected = mechanism.sensitivity_squared(2, 1)  # at 53 bits it comes out 1.6e-5 away
-    _sensitivity_squared.cache_clear()
+    decay_norm_squared.cache_clear()
     done = threading.Event()
     before = mpmath.mp.prec
 

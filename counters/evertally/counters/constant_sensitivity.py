@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evertally.counters.log_perturbed_nodes import THETA_BITS, WEIGHT_BITS, DyadicNodes
+from evertally.counters.rational_roots import Decay, decay_modes
 from evertally.counters.series import reciprocal_series
 from evertally.errors import UnsupportedMechanism
 
 __all__ = [
+    "constant_decay",
     "constant_noise_coefficients",
     "constant_noise_power",
     "constant_norm_squared",
@@ -74,6 +76,13 @@ def _one_minus_z_times_noise(nodes: DyadicNodes, th: FloatArray) -> NDArray[np.c
     for w, decay in zip(weights[:-1], decays[:-1], strict=True):
         total += w * one_minus_z / (decay + (1.0 - decay) * one_minus_z)
     return total
+
+
+def constant_decay(nodes: DyadicNodes) -> Decay:
+    """R as a sum of decaying exponentials: several participations cost a closed form, whatever k and b."""
+    ones, one = 1 << THETA_BITS, 1 << WEIGHT_BITS
+    weights = tuple(Fraction(w, one) for w in (*nodes.weights, nodes.at_zero))
+    return decay_modes(tuple(Fraction(ones - theta, ones) for theta in nodes.thetas[:-1]), weights)
 
 
 def constant_kappa(nodes: DyadicNodes) -> float:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from evertally.counters.coefficient_cache import cached_coefficients
 from evertally.counters.constant_engine import constant_engine, state_rounding
 from evertally.counters.constant_sensitivity import (
+    constant_decay,
     constant_kappa,
     constant_noise_coefficients,
     constant_noise_power,
@@ -42,6 +43,7 @@ from evertally.counters.participation_norm import (
     infinite_pattern_norm,
     rounded_up_sum,
 )
+from evertally.counters.rational_roots import decay_norm_squared
 from evertally.counters.sensitivity_quadrature import inverse_noise_norm, strategy_norm_squared
 from evertally.counters.series import log_perturbed_series
 from evertally.errors import InvalidParameter, UnsupportedMechanism
@@ -254,6 +256,8 @@ def _sensitivity_squared(mechanism: LogPerturbed, k: int, b: int, horizon: int |
     if horizon is None:
         if k == 1:
             return norm_squared
+        if mechanism.memory == "constant":
+            return decay_norm_squared(constant_decay(mechanism._nodes), k, b, None)
         terms = min(_PATTERN_TERMS_MAX, max(_PATTERN_TERMS_MIN, 64 * (k - 1) * b))
         return infinite_pattern_norm(mechanism.strategy_coefficients(terms), norm_squared, k, b)
     strategy = mechanism.strategy_coefficients(horizon)

@@ -14,10 +14,8 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Final
 
-import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +24,12 @@ from evertally.counters.factorization import NoiseEngine, NoiseSource
 from evertally.counters.noise_power import NoisePowerTrack, noise_power_track
 from evertally.counters.presets import PRESETS
 from evertally.counters.rational_engine import FRACTION_BITS, rational_engine
-from evertally.counters.rational_roots import Decay, decay_modes, precise_context
+from evertally.counters.rational_roots import (
+    Decay,
+    decay_modes,
+    decay_norm_squared,
+    precise_context,
+)
 from evertally.errors import InvalidParameter
 from evertally.validation import integer, positive_integer
 
@@ -167,7 +170,10 @@ class Rational:
     @property
     def decay(self) -> Decay:
         """Amplitudes c_j and roots s_j with R_n = sum_j c_j (1 + s_j)^-n."""
-        return decay_modes(self.exponents, self.weights, self.weight_bits)
+        one = 1 << self.weight_bits
+        return decay_modes(
+            tuple(Fraction(1, 1 << k) for k in self.exponents), tuple(Fraction(w, one) for w in self.weights)
+        )
 
     def noise_coefficients(self, n: int) -> NDArray[np.float64]:
         """l_0 .. l_{n-1} as float64 of shape (n,)."""
@@ -205,7 +211,7 @@ class Rational:
         k = positive_integer("participations", participations, high=_PARTICIPATIONS_MAX)
         b = positive_integer("min_separation", min_separation, high=2**63 - 1)
         n = None if horizon is None else positive_integer("horizon", horizon, high=2**63 - 1)
-        return _sensitivity_squared(self.decay, k, b, n)
+        return decay_norm_squared(self.decay, k, b, n)
 
     def noise_power(self, t: int) -> float:
         """sum_{k<t} l_k^2 in closed form, relative error below 1e-13."""
@@ -256,27 +262,3 @@ def _geometric_power(amplitudes: list[float], rates: list[float], t: int) -> flo
             rate = p + q
             total += a * b * (float(t) if rate == 0.0 else math.expm1(t * rate) / math.expm1(rate))
     return total
-
-
-@lru_cache(maxsize=256)
-def _sensitivity_squared(decay: Decay, k: int, b: int, horizon: int | None) -> float:
-    context = precise_context(400)
-    logs = [context.log1p(context.mpf(s)) for s in decay.roots]
-    amplitudes = [context.mpf(c) for c in decay.amplitudes]
-    total = context.mpf(0)
-    for c, u in zip(amplitudes, logs, strict=True):
-        pattern = _pattern_sum(context, u, k, b)
-        for d, v in zip(amplitudes, logs, strict=True):
-            kept = context.mpf(1) if horizon is None or k > 1 else -context.expm1(-(u + v) * horizon)
-            total += c * d * pattern * kept / -context.expm1(-(u + v))
-    found = float(total)
-    return math.nextafter(found, math.inf) if context.mpf(found) < total else found
-
-
-def _pattern_sum(context: mpmath.MPContext, rate: mpmath.mpf, k: int, b: int) -> mpmath.mpf:
-    """k + 2 sum_{m=1}^{k-1} (k - m) q^m with q = e^{-rate b}, in closed form."""
-    if k == 1:
-        return context.mpf(1)
-    gap = -context.expm1(-rate * b)
-    q = 1 - gap
-    return k + 2 * q * (k * gap + context.expm1(-rate * b * k)) / gap**2

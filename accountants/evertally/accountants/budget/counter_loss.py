@@ -27,6 +27,7 @@ __all__ = [
     "counter_grid",
     "counter_mu2",
     "fit_counter",
+    "keyed_stream_delta",
     "output_sd",
 ]
 
@@ -126,8 +127,12 @@ def computational_delta(p: CounterParameters) -> Fraction:
 
     The states of one key reach their limit with probability at most 2^-100 up to the slack horizon.
     """
-    n = p.slack_horizon * p.keys
-    return Fraction(n, 2**92) + Fraction(n * n, 2**129) + p.keys * _OVERFLOW
+    return keyed_stream_delta(p.slack_horizon * p.keys) + p.keys * _OVERFLOW
+
+
+def keyed_stream_delta(blocks: int) -> Fraction:
+    """What `blocks` draws under one key differ from true randomness by: undecided ones, AES as a function."""
+    return Fraction(blocks, 2**92) + Fraction(blocks * blocks, 2**129)
 
 
 def output_sd(p: CounterParameters, t: int) -> float:

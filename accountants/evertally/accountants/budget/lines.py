@@ -84,10 +84,10 @@ class GaussianLine:
 class WindowsLine:
     """Gaussian releases over time windows, fresh noise in each.
 
-    Event level under add/remove, the window decided by the event's own time: a record touches one
-    tumbling window, ceil(length/stride) sliding ones. Replacement may move the time: two groups of
-    windows, the root of the two largest squares. A user touches `windows_per_unit` windows, and under
-    replace the user in its place as many others. Every pane fired again is a new release. Session
+    The window is decided by the event's own time: at event level a record touches one tumbling window,
+    ceil(length/stride) sliding ones. Under replace the time may move: two groups of windows, the root of
+    the two largest squares; under replace-value it stays. A user touches `windows_per_unit` windows, and
+    under replace the user in its place as many others. Every pane fired again is a new release. Session
     windows depend on other records and are refused.
 
     Attributes:
@@ -128,13 +128,15 @@ class WindowsLine:
     def loss(self, scope: Scope) -> Loss:
         """See `Line`."""
         if scope.event_level:
-            touched = -(-self.length_ms // self.stride_ms) * (2 if scope.adjacency != "add-remove" else 1)
+            touched = -(-self.length_ms // self.stride_ms)
         elif self.windows_per_unit is None:
             raise UnsupportedMechanism(
                 "a unit that may touch an unbounded number of windows has no finite loss"
             )
-        else:  # a unit and the one that takes its place may have no window in common
-            touched = self.windows_per_unit * (2 if scope.adjacency == "replace" else 1)
+        else:
+            touched = self.windows_per_unit
+        if scope.adjacency == "replace":  # a unit and what takes its place may have no window in common
+            touched *= 2
         mu = exact("line.sensitivity", self.sensitivity) / exact("line.sigma", self.sigma)
         return Loss(mu2=touched * self.firings * mu * mu)
 
@@ -171,7 +173,9 @@ class KeySelectionLine:
     def loss(self, scope: Scope) -> Loss:
         """See `Line`."""
         p = self.parameters
-        reach = p.clip * p.participations * p.per_tick * (2 if scope.adjacency != "add-remove" else 1)
+        # a total of values >= 0 that is 0 without the unit holds the unit's own alone
+        either_sign = p.lower < 0 and scope.adjacency != "add-remove"
+        reach = p.clip * p.participations * p.per_tick * (2 if either_sign else 1)
         sd = output_sd(p, self.horizon)
         drift = counter_grid(p, scope).slack / 2.0**30
         distance = (self.threshold - reach - 1) / sd - max(0.0, drift - 0.5 / sd)

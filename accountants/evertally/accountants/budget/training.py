@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from evertally.accountants.budget.amounts import Amount, decimal_text, exact, nearest_double
 from evertally.accountants.budget.canonical import canonical_json
+from evertally.accountants.budget.counter_loss import keyed_stream_delta
 from evertally.accountants.budget.loss import Loss
 from evertally.accountants.budget.scopes import Scope
 from evertally.errors import InvalidParameter, UnsupportedMechanism
+from evertally.validation import integer
 
 if TYPE_CHECKING:
     from evertally.accountants.participation import BallsInBins, Participation
@@ -55,12 +57,15 @@ class TrainingLine:
         participation: {"kind": "BallsInBins", "batches": 100, "epochs": 10}.
         noise_multiplier: noise standard deviation over the clip norm.
         own_delta: "" for the Renyi value; else the delta the line enters with.
+        elements: keyed draws of a row, the model's coordinates: what the keyed stream differs from true
+            randomness by is added to delta. 0 where the noise comes from elsewhere.
     """
 
     strategy: Mapping[str, object] | str
     participation: Mapping[str, object] | str
     noise_multiplier: Amount
     own_delta: Amount = ""
+    elements: int = 0
     kind: ClassVar[str] = "training"
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class TrainingLine:
         object.__setattr__(self, "noise_multiplier", text)
         if self.own_delta != "":
             object.__setattr__(self, "own_delta", decimal_text("line.own_delta", self.own_delta))
+        integer("line.elements", self.elements, low=0, high=2**63)
 
     def to_json(self) -> dict[str, object]:
         """Public parameters without floats, with the kind."""
@@ -84,6 +90,7 @@ class TrainingLine:
             "participation": json.loads(str(self.participation)),
             "noise_multiplier": self.noise_multiplier,
             "own_delta": self.own_delta,
+            **({"elements": self.elements} if self.elements else {}),
         }
 
     def mechanism(self) -> tuple[Strategy, Participation]:
@@ -105,19 +112,21 @@ class TrainingLine:
         strategy, participation = self.mechanism()
         # towards less noise: a larger loss
         sigma = nearest_double("line.noise_multiplier", self.noise_multiplier) * (1.0 - 2.0**-52)
+        keyed = keyed_stream_delta(self.elements * participation.rows)
         if self.own_delta != "":
             delta = exact("line.own_delta", self.own_delta)
             bound = accountants.account(strategy, participation, sigma).epsilon(
                 delta=nearest_double("line.own_delta", self.own_delta) * (1.0 - 2.0**-52)
             )
-            return Loss(epsilon=Fraction(bound.value), delta=delta)
+            return Loss(epsilon=Fraction(bound.value), delta=delta + keyed)
         if scope.renyi_order is None:
             return Loss(renyi=0.0)  # refused by the gaussian filter whatever its value is
         if not isinstance(participation, accountants.BallsInBins):
             raise UnsupportedMechanism(
                 "a Renyi line needs participation by BallsInBins; others enter with own_delta"
             )
-        return Loss(renyi=accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order))
+        renyi = accountants.ledger_renyi(strategy, participation, sigma, scope.renyi_order)
+        return Loss(renyi=renyi, delta=keyed)
 
     def _written_out(self) -> str:
         """The strategy's JSON with the numbers an optimiser found for it."""

@@ -162,7 +162,7 @@ def make_plan(
         )
         charged = slack_buffer(fixed, participation, elements, grid.record_norm, grid.reach)
     assert grid is not None
-    line = line_of(charged, participation, repr(sigma), own_delta)
+    line = line_of(charged, participation, repr(sigma), own_delta, elements)
     plan = Plan(fixed, participation, line, grid, divisor, clip, sensitivity, plain_json(dict(constants)))
     if loss.epsilon is not None and loss.delta is not None and plan.epsilon(loss.delta).value > loss.epsilon:
         raise UnsupportedMechanism(
@@ -172,7 +172,11 @@ def make_plan(
 
 
 def line_of(
-    strategy: Strategy, participation: BallsInBins, noise_multiplier: str, own_delta: str = ""
+    strategy: Strategy,
+    participation: BallsInBins,
+    noise_multiplier: str,
+    own_delta: str = "",
+    elements: int = 0,
 ) -> TrainingLine:
     """The ledger line of a strategy; numbers as decimal text that reads back as the same doubles."""
     described: dict[str, object] = {"kind": type(strategy).__name__}
@@ -184,7 +188,7 @@ def line_of(
         elif value is not False:
             described[name] = value
     bins = {"kind": "BallsInBins", "batches": participation.batches, "epochs": participation.epochs}
-    return TrainingLine(described, bins, noise_multiplier, own_delta)
+    return TrainingLine(described, bins, noise_multiplier, own_delta, elements)
 
 
 def _noise(strategy: Strategy, participation: BallsInBins, loss: TrainingLoss) -> float:

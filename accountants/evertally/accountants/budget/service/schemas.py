@@ -199,6 +199,7 @@ class _TrainingFields(Strict):
     strategy: StrategyIn
     participation: ParticipationIn
     own_delta: OwnDelta = ""
+    elements: Annotated[int, Field(ge=0, le=_INT_MAX)] = 0
 
 
 class TrainingIn(_TrainingFields):
