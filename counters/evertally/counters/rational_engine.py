@@ -78,7 +78,13 @@ class OneKeyEngine:
         return draw, np.array([h])
 
     def run(self, count: int) -> tuple[IntArray, IntArray]:
-        """Many ticks at once: compiled where numba is present, the same integers without it."""
+        """Many ticks at once: compiled where numba is present, the same integers without it.
+
+        A single one takes its draw from those made ahead: what a draw cost tells nothing of its own tick.
+        """
+        if count == 1:
+            z, h = self.step()
+            return z[None], h[None]
         draws = self._source.block(self._t + 1, count)
         self._ahead = []
         noise = run_one_key(draws[:, 0], self._states, self._exponents, self._weights, self._shift)
