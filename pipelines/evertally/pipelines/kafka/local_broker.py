@@ -94,16 +94,14 @@ def free_ports(count: int) -> list[int]:
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        for _ in range(count * _PORT_TRIES):
+        for _ in range(1 + count * _PORT_TRIES):
+            if len(found) == count:
+                return found
             opened = stack.enter_context(socket.socket())  # held, so that no port is found twice
             with contextlib.suppress(OSError):
                 opened.bind(("127.0.0.1", _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN)))
                 found.append(opened.getsockname()[1])
-            if len(found) == count:
-                return found
-        raise ServiceUnavailable(
-            f"no {count} ports of 127.0.0.1 are free between {_PORT_MIN} and {_PORT_MAX}"
-        )
+        raise ServiceUnavailable(f"fewer than {count} ports from {_PORT_MIN} to {_PORT_MAX} are free")
 
 
 class LocalCluster:
