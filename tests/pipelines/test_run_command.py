@@ -108,6 +108,26 @@ def test_a_deleted_state_does_not_publish_over_the_old_releases(gates: Path, cli
     code, _, err = cli("run", "-c", gates / "run.toml")
     assert (code, "ledger" in err) == (4, True)
     assert (gates / "releases.jsonl").read_bytes() == first
+    store = open_ledger(gates / "state.sqlite")
+    assert store.streams() == []  # and nothing was paid
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "foreign", [b"something else\n", b'{"schema":"evertally.releases/1","stream":"other"}\n']
+)
+def test_a_file_of_somebody_else_is_refused_before_anything_is_paid(
+    foreign: bytes, gates: Path, cli: Cli
+) -> None:
+    (gates / "releases.jsonl").write_bytes(foreign)
+    code, _, err = cli("run", "-c", gates / "run.toml")
+    assert (code, "this stream's own" in err) == (2, True)
+    assert (gates / "releases.jsonl").read_bytes() == foreign
+    store = open_ledger(gates / "state.sqlite")
+    assert (store.streams(), store.scopes()) == ([], [])
+    store.close()
+    (gates / "releases.jsonl").unlink()
+    assert cli("run", "-c", gates / "run.toml")[0] == 0
 
 
 def test_another_key_file_and_a_readable_one_are_refused(gates: Path, cli: Cli) -> None:

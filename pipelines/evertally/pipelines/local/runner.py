@@ -17,7 +17,7 @@ from typing import Final
 
 from evertally.accountants.budget.ledger import LedgerStore
 from evertally.accountants.budget.opening import ledger_exists, open_ledger
-from evertally.errors import InvalidParameter
+from evertally.errors import IntegrityError, InvalidParameter
 from evertally.pipelines.bounding import UnitBounder, UnitNumbers
 from evertally.pipelines.closings import ClosingBlock, TickSums
 from evertally.pipelines.config import RunConfig
@@ -98,6 +98,8 @@ def run_local(
                 "a new name, or --resume to continue it" if exists else "a stream that is in the state file"
             )
             raise InvalidParameter("stream.name", config.spec.name, expected)
+        if not exists:
+            _require_unpublished(config)
         key_file = KeyFile.open(config.key_file) if exists else KeyFile.open_or_create(config.key_file)
         sums, position = _read(config, key_file)
         releaser = Releaser.open(store, config.spec, key_file, holder=f"{socket.gethostname()}:{os.getpid()}")
@@ -106,6 +108,18 @@ def run_local(
         return RunSummary(releaser.header, config.ticks.ticks, released, config.releases, config.dead_letters)
     finally:
         store.close()
+
+
+def _require_unpublished(config: RunConfig) -> None:
+    """Before a new stream is paid for: its releases file is none, or holds no more than its header."""
+    if not os.path.exists(config.releases):
+        return
+    with FileSink(config.releases, config.spec.header(1).encode()) as sink:
+        if sink.last_tick():
+            raise IntegrityError(
+                f"{config.releases} holds ticks of this stream, the ledger none: an older ledger was put back"
+            )
+        sink.rewind(0)
 
 
 def check_source(config: RunConfig) -> None:
