@@ -111,13 +111,20 @@ def append_ticks(
 
 
 def walk(
-    tx: Transaction, key: bytes, pk: int, shard: ShardRef, keys: tuple[int, ...], after_t: int, through_t: int
+    tx: Transaction,
+    key: bytes,
+    pk: int,
+    shard: ShardRef,
+    keys: tuple[int, ...],
+    row: HeadRow,
+    after_t: int,
+    through_t: int,
 ) -> Iterator[Columns]:
     """Each tick with after_t < t <= through_t in order, its chain recomputed from the one before.
 
     Raises IntegrityError where a tick has not one row for each key, or other rows than were released.
     """
-    what, chain = shard_words(shard), chain_at(tx, key, pk, shard, after_t)
+    what, chain = shard_words(shard), _chain_after(tx, pk, shard, row, after_t)
     ticks = _stored_ticks(tx, pk, shard.shard, after_t, through_t)
     links: dict[int, bytes] = dict(
         tx.rows(
@@ -142,7 +149,8 @@ def read_rows(
 
     They may be published from here: each is checked against the chain before anybody sees it.
     """
-    head = read_head(tx, key, pk, shard).head
+    row = read_head(tx, key, pk, shard)
+    head = row.head
     if after_t < head.folded_t:
         raise IntegrityError(f"rows up to tick {head.folded_t} are folded into the checkpoint")
     if after_t >= head.t:
@@ -150,7 +158,7 @@ def read_rows(
     keys, through = opened.shard_keys(shard.shard), min(after_t + ticks, head.t)
     return [
         ReleaseRow(k, t, int(value), str(stderr), int(end))
-        for t, columns in enumerate(walk(tx, key, pk, shard, keys, after_t, through), after_t + 1)
+        for t, columns in enumerate(walk(tx, key, pk, shard, keys, row, after_t, through), after_t + 1)
         for k, value, stderr, end in zip(*columns, strict=True)
     ]
 
@@ -167,7 +175,10 @@ def _stored_ticks(tx: Transaction, pk: int, shard: int, after_t: int, through_t:
 
 def chain_at(tx: Transaction, key: bytes, pk: int, shard: ShardRef, t: int) -> bytes:
     """The chain after tick t. Raises IntegrityError for a tick that is not in the ledger or folded."""
-    row = read_head(tx, key, pk, shard)
+    return _chain_after(tx, pk, shard, read_head(tx, key, pk, shard), t)
+
+
+def _chain_after(tx: Transaction, pk: int, shard: ShardRef, row: HeadRow, t: int) -> bytes:
     if t == row.head.folded_t:
         return row.folded_chain
     found = tx.rows(
@@ -189,7 +200,7 @@ def fold(tx: Transaction, key: bytes, pk: int, shard: ShardRef, epoch: int, thro
         raise IntegrityError(f"tick {through_t} is not published; only published rows may be folded")
     if through_t <= row.head.folded_t:
         return 0
-    chain = chain_at(tx, key, pk, shard, through_t)
+    chain = _chain_after(tx, pk, shard, row, through_t)
     head = replace(row.head, folded_t=through_t)
     removed = tx.rows(
         "SELECT count(*) FROM released WHERE incarnation_pk = ? AND t <= ? AND shard = ?",

@@ -149,7 +149,8 @@ def _shard(tx: Transaction, key: bytes, pk: int, opened: OpenedStream, shard: in
     while t < stored.head.t:
         last = min(t + step, stored.head.t)
         try:
-            count += sum(len(columns[0]) for columns in releases.walk(tx, key, pk, ref, keys, t, last))
+            ticks = releases.walk(tx, key, pk, ref, keys, stored, t, last)
+            count += sum(len(columns[0]) for columns in ticks)
         except IntegrityError as error:
             return count, [str(error)]
         t = last
