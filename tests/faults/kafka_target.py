@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 import urllib.request
@@ -32,6 +33,7 @@ from evertally.pipelines.releases import Release
 __all__ = ["JUMPS_S", "FedStream", "KafkaTarget", "clock_set_by"]
 
 _START_S = 240.0
+_STOPS_MAX = 50
 JUMPS_S = (-3600, 3600, 10 * 365 * 86_400)
 """By how many seconds the wall clock is set."""
 
@@ -236,13 +238,29 @@ class KafkaTarget:
         """SIGSTOP for longer than a session, while another worker takes over; then the zombie wakes up."""
         self._live()
         zombie = self._worker
-        zombie.signal(signal.SIGSTOP)
+        for _ in range(_STOPS_MAX):
+            zombie.signal(signal.SIGSTOP)
+            time.sleep(0.1)  # until it stands still
+            if self._server is not None or self._file_is_free():
+                break
+            zombie.signal(signal.SIGCONT)  # stopped inside a transaction it would keep everybody out for ever
+        else:
+            raise AssertionError("the worker was inside a transaction whenever it was stopped")
         self._instance += 1
         self._worker = self._start(wait=True)  # it owns what the stopped one had
         zombie.signal(signal.SIGCONT)
         time.sleep(1.0)
         assert zombie.process.poll() in (None, 4, 5), "it has ended, or lives on as a member"
         zombie.kill()
+
+    def _file_is_free(self) -> bool:
+        """Whether nobody holds the lock of SQLite: one that was stopped holds it until it goes on."""
+        with contextlib.closing(apsw.Connection(str(self._stream.folder / self._stream.ledger))) as file:
+            try:
+                file.execute("BEGIN IMMEDIATE; ROLLBACK")
+            except apsw.BusyError:
+                return False
+        return True
 
     def _take_ledger_away(self, seconds: float) -> None:
         """A partition: every request to the ledger waits."""
